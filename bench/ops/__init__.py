@@ -1,0 +1,1 @@
+"""One module per op: the shapes users have, and the peers they would pick instead of us."""

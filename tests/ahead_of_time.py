@@ -1,0 +1,141 @@
+"""Compile Triton kernels for GPUs this machine does not have, and read what the compiler made of them.
+
+`recorded_launches` runs a launcher without launching: it notes each kernel with the arguments it was given, which may
+be meta tensors. `compile_launch` then compiles one such launch for a target as the just-in-time compiler would, with
+the same specialisation (pointers and strides divisible by 16, integers that are 1, arguments left out). Needs
+TRITON_INTERPRET unset.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+from unittest import mock
+
+import triton
+from triton import knobs
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource, CompiledKernel, make_backend
+from triton.runtime.jit import JITFunction, create_function_from_signature
+
+TARGETS = {
+    "sm_80": GPUTarget("cuda", 80, 32),
+    "sm_90": GPUTarget("cuda", 90, 32),
+    "sm_100": GPUTarget("cuda", 100, 32),
+    "gfx942": GPUTarget("hip", "gfx942", 64),
+}
+SHARED_MEMORY = {"sm_80": 163 << 10, "sm_90": 227 << 10, "sm_100": 227 << 10, "gfx942": 64 << 10}  # per program
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One kernel with the arguments a launcher gave it."""
+
+    kernel: JITFunction
+    arguments: tuple[Any, ...]
+    options: dict[str, Any]
+    grid: tuple[int, ...]
+
+    @property
+    def name(self) -> str:
+        return str(self.kernel.__name__)
+
+
+@dataclass(frozen=True)
+class Figures:
+    """What one compiled kernel costs: per thread (registers), per program (shared bytes), and how it reaches memory."""
+
+    registers: int
+    spills: int
+    shared: int
+    matrix_instructions: int
+    loads: dict[int, int]  # bits per thread → instructions that load from global memory, straight or to shared memory
+    stores: dict[int, int]
+
+
+@contextlib.contextmanager
+def recorded_launches() -> Iterator[list[Launch]]:
+    """Within the block, a kernel launch only appends to the list."""
+    launches: list[Launch] = []
+
+    def note(self: JITFunction, *arguments: Any, grid: tuple[int, ...], warmup: bool, **options: Any) -> None:
+        launches.append(Launch(self, arguments, options, grid))
+
+    with mock.patch.object(JITFunction, "run", note):
+        yield launches
+
+
+def compile_launch(launch: Launch, target: GPUTarget) -> CompiledKernel:
+    kernel, backend = launch.kernel, make_backend(target)
+    bind = create_function_from_signature(kernel.signature, kernel.params, backend)
+    bound, specialization, options = bind(*launch.arguments, **launch.options)
+    names = {parameter.name for parameter in kernel.params}
+    keywords = {name: value for name, value in launch.options.items() if name not in names}
+    options, signature, constants, attributes = kernel._pack_args(backend, keywords, bound, specialization, options)
+    source = ASTSource(kernel, signature, constants, attributes)
+    return triton.compile(source, target=target, options=options.__dict__)
+
+
+def figures(compiled: CompiledKernel, target: GPUTarget) -> Figures:
+    return _amd_figures(compiled) if target.backend == "hip" else _nvidia_figures(compiled)
+
+
+def _nvidia_figures(compiled: CompiledKernel) -> Figures:
+    ptx, usage = compiled.asm["ptx"], _resource_usage(compiled.asm["cubin"])
+    copies = re.findall(r"cp\.async\.c[ag]\.shared\.global.*\], *(\w+)", ptx)  # global to shared memory, so many bytes
+    return Figures(
+        registers=_number(r"REG:(\d+)", usage),
+        spills=_number(r"STACK:(\d+)", usage) + _number(r"LOCAL:(\d+)", usage),
+        shared=compiled.metadata.shared,
+        matrix_instructions=len(re.findall(r"\b(?:mma\.sync|wgmma\.mma_async|tcgen05\.mma)", ptx)),
+        loads=_widths(_ptx_bits("ld", ptx) + [8 * int(size, 0) for size in copies]),
+        stores=_widths(_ptx_bits("st", ptx)),
+    )
+
+
+def _resource_usage(cubin: bytes) -> str:
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        command = [knobs.nvidia.cuobjdump.path, "-res-usage", file.name]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+
+def _ptx_bits(kind: str, ptx: str) -> list[int]:
+    found = re.findall(rf"\b{kind}\.global(?:\.[a-z]\w*(?:::\w+)*)*?(?:\.v(\d))?\.[bfsu](\d+)\b", ptx)
+    return [int(count or 1) * int(bits) for count, bits in found]
+
+
+def _amd_figures(compiled: CompiledKernel) -> Figures:
+    assembly = compiled.asm["amdgcn"]
+    return Figures(
+        registers=_number(r"\.vgpr_count:\s+(\d+)", assembly),
+        # scratch is memory; a scalar register that spills goes to a lane of a vector register and costs none
+        spills=_number(r"\.vgpr_spill_count:\s+(\d+)", assembly)
+        + _number(r"\.private_segment_fixed_size:\s+(\d+)", assembly),
+        shared=compiled.metadata.shared,
+        matrix_instructions=len(re.findall(r"\bv_mfma_", assembly)),
+        loads=_widths(_amd_bits("load", assembly)),
+        stores=_widths(_amd_bits("store", assembly)),
+    )
+
+
+def _amd_bits(kind: str, assembly: str) -> list[int]:
+    bits = {"ubyte": 8, "byte": 8, "ushort": 16, "short": 16, "sbyte": 8, "sshort": 16}
+    found = re.findall(rf"\b(?:global|buffer)_{kind}_([a-z]+)(?:_d16(?:_hi)?)?(?:x(\d))?\b", assembly)
+    return [bits.get(word, 32) * int(count or 1) for word, count in found]
+
+
+def _widths(bits: list[int]) -> dict[int, int]:
+    return {width: bits.count(width) for width in sorted(set(bits))}
+
+
+def _number(pattern: str, text: str) -> int:
+    found = re.search(pattern, text)
+    assert found, f"the compiler's report has no {pattern!r}"
+    return int(found.group(1))

@@ -1,0 +1,138 @@
+"""Every kernel, as its launcher launches it, compiled for GPUs that are not here: no spills, wide loads, tensor cores.
+
+The launchers run on meta tensors of real shapes and their launches are recorded, so what is compiled is what ships: the
+tuned configuration, the specialisation, the arguments left out. Needs TRITON_INTERPRET unset (see test_launchers.py).
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import os
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+if os.environ.get("TRITON_INTERPRET") == "1":
+    pytest.skip("the interpreter is on: start pytest without TRITON_INTERPRET", allow_module_level=True)
+if importlib.util.find_spec("triton") is None:
+    pytest.skip("no triton", allow_module_level=True)
+
+from compgen_fast.kernels import slot_competition, slot_cross_attention
+from tests.ahead_of_time import SHARED_MEMORY, TARGETS, Figures, Launch, compile_launch, figures, recorded_launches
+
+BF16, FP32 = torch.bfloat16, torch.float32
+
+# (op, dtype, (B, N, H, S, D)). Aligned widths with one head and with several, a narrow head, the odd width, and the
+# most slots with the widest head.
+ALIGNED = [
+    ("slot_cross_attention", BF16, (4, 4096, 4, 7, 64)),
+    ("slot_cross_attention", FP32, (4, 4096, 4, 7, 64)),
+    ("slot_competition", BF16, (8, 4096, 1, 7, 64)),
+    ("slot_competition", FP32, (8, 4096, 2, 7, 64)),
+]
+NARROW = [
+    ("slot_cross_attention", BF16, (4, 4096, 4, 7, 32)),
+    ("slot_competition", BF16, (8, 4096, 1, 7, 32)),
+]
+ODD = [
+    ("slot_cross_attention", BF16, (1, 16384, 12, 7, 43)),
+    ("slot_cross_attention", FP32, (1, 16384, 12, 7, 43)),
+    ("slot_competition", BF16, (8, 4096, 2, 7, 43)),
+    ("slot_competition", FP32, (8, 4096, 1, 7, 43)),
+]
+WIDEST = [
+    ("slot_cross_attention", FP32, (1, 4096, 2, 64, 256)),
+    ("slot_competition", BF16, (1, 4096, 1, 64, 256)),
+]
+Case = tuple[str, torch.dtype, tuple[int, int, int, int, int]]
+
+
+@functools.cache
+def launches(case: Case, weights: bool) -> list[Launch]:
+    """What one forward and backward pass launches."""
+    op, dtype, (B, N, H, S, D) = case
+    pixels, slots = (torch.empty(B, rows, H, D, dtype=dtype, device="meta") for rows in (N, S))
+    w = torch.empty(B, N, S, dtype=dtype, device="meta") if weights else None
+    with recorded_launches() as recorded:
+        if op == "slot_cross_attention":
+            slot_cross_attention.forward(pixels, slots, slots, None, 0.1, weights)
+            slot_cross_attention.backward(pixels, w, pixels, slots, slots, None, 0.1)
+        else:
+            u, _, mass = slot_competition.forward(slots, pixels, pixels, None, 0.1, 1e-8, weights)
+            slot_competition.backward(u, w, slots, pixels, pixels, None, None, u, mass, 0.1, 1e-8)
+    return recorded
+
+
+def compiled(case: Case, target: str, weights: bool) -> Iterator[tuple[Launch, Figures]]:
+    for launch in launches(case, weights):
+        yield launch, figures(compile_launch(launch, TARGETS[target]), TARGETS[target])
+
+
+def name(case: Case) -> str:
+    op, dtype, (_, _, H, S, D) = case
+    return f"{op} {str(dtype).removeprefix('torch.')} H{H} S{S} D{D}"
+
+
+# How many pixel tensors [B,N,H,D] each kernel reads and writes. All that belongs to slots is small beside them.
+PIXEL_TENSORS = {
+    ("slot_cross_attention", "_forward_kernel"): (1, 1),
+    ("slot_cross_attention", "_backward_kernel"): (2, 1),
+    ("slot_competition", "_rows_kernel"): (1, 0),
+    ("slot_competition", "_forward_kernel"): (2, 0),
+    ("slot_competition", "_backward_kernel"): (2, 2),
+}
+
+
+def carried(instructions: dict[int, int], bits: int, threads: int) -> int:
+    """Bytes that the instructions at least this wide move, each executed once by all threads."""
+    return threads * sum(count * width // 8 for width, count in instructions.items() if width >= bits)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("case", ALIGNED + ODD, ids=name)
+def test_no_kernel_spills_or_outgrows_shared_memory(case: Case, target: str) -> None:
+    for launch, cost in compiled(case, target, weights=True):
+        assert cost.spills == 0, f"{launch.name} spills: {cost}"
+        assert cost.shared <= SHARED_MEMORY[target] // 2, f"{launch.name}: two programs do not fit side by side: {cost}"
+
+
+@pytest.mark.parametrize("target", ["sm_80", "gfx942"])
+@pytest.mark.parametrize("case", WIDEST, ids=name)
+def test_the_largest_tiles_do_not_spill(case: Case, target: str) -> None:
+    for launch, cost in compiled(case, target, weights=True):
+        assert cost.spills == 0, f"{launch.name} spills: {cost}"
+        assert cost.shared <= SHARED_MEMORY[target]
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("case", ALIGNED + NARROW, ids=name)
+def test_aligned_pixels_are_moved_128_bits_at_a_time(case: Case, target: str) -> None:
+    """The 128-bit instructions are enough to carry every pixel tensor's tile: nothing of it goes another way."""
+    op, dtype, _ = case
+    for launch, cost in compiled(case, target, weights=False):
+        if (op, launch.name) in PIXEL_TENSORS:
+            read, written = PIXEL_TENSORS[op, launch.name]
+            tile = launch.options["BLOCK_N"] * launch.options["BLOCK_D"] * dtype.itemsize
+            threads = launch.options["num_warps"] * TARGETS[target].warp_size
+            # A program on gfx942 has twice the threads, and 8 bytes of a small tile are all that a thread gets of it.
+            # Its matrix units leave four neighbouring columns in a thread, which is 64 bits of bf16 to store.
+            load = min(128, 8 * tile // threads) if target == "gfx942" else 128
+            store = 64 if target == "gfx942" else 128
+            assert carried(cost.loads, load, threads) >= read * tile, f"{launch.name} loads narrowly: {cost}"
+            assert carried(cost.stores, store, threads) >= written * tile, f"{launch.name} stores narrowly: {cost}"
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_bf16_runs_on_the_matrix_units(target: str) -> None:
+    for case in ALIGNED:
+        if case[1] == BF16:
+            for launch, cost in compiled(case, target, weights=True):
+                if launch.name in ("_forward_kernel", "_backward_kernel"):
+                    assert cost.matrix_instructions, f"{launch.name} multiplies without the matrix units: {cost}"
+
+
+def test_every_kernel_is_compiled_somewhere() -> None:
+    seen = {launch.name for case in ALIGNED + ODD for launch in launches(case, True)}
+    assert seen == {"_forward_kernel", "_backward_kernel", "_sum_kernel", "_rows_kernel", "_normalise_kernel"}

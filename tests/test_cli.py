@@ -1,0 +1,117 @@
+"""The command line: quick to answer, one sentence for a mistake, and nothing hidden."""
+
+import os
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import pytest
+
+from compgen_fast import cli
+
+
+def compgen(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "compgen_fast.cli", *arguments]
+    return subprocess.run(command, env=os.environ | environment, capture_output=True, text=True, check=False)
+
+
+@pytest.fixture
+def bench_calls(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, object]]:
+    """Put a recorder in the place of the slots suite; its exit code is 7."""
+    calls: list[dict[str, object]] = []
+
+    def run(**options: object) -> int:
+        calls.append(options)
+        return 7
+
+    monkeypatch.setitem(sys.modules, "compgen_fast.bench.slots", SimpleNamespace(run=run))
+    return calls
+
+
+def test_help_answers_without_importing_torch() -> None:
+    program = (
+        "import sys\nfrom compgen_fast.cli import main\n"
+        "try:\n    main(['--help'])\nexcept SystemExit:\n    pass\n"
+        "print('torch imported:', 'torch' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert "bench" in done.stdout
+    assert "torch imported: False" in done.stdout, done.stderr
+
+
+def test_bench_hands_its_options_over_and_returns_the_exit_code(bench_calls: list[dict[str, object]]) -> None:
+    assert cli.main(["bench", "slots", "--quick", "--threads", "2", "--json", "-"]) == 7
+    assert bench_calls == [{"quick": True, "threads": 2, "json": "-", "device": "cpu"}]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        ([], "env"),
+        (["frobnicate"], "frobnicate"),
+        (["bench", "nothing"], "nothing"),
+        (["bench", "slots", "--threads", "many"], "--threads"),
+        (["bench", "slots", "--device", "tpu"], "tpu"),
+    ],
+)
+def test_wrong_syntax_exits_2_and_names_the_culprit(
+    arguments: list[str], complaint: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as exit_:
+        cli.main(arguments)
+    assert exit_.value.code == 2
+    assert complaint in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        (["--threads", "0"], "--threads is 0; it must be at least 1"),
+        (["--json", "/no/such/folder/rows.json"], "/no/such/folder does not exist"),
+    ],
+)
+def test_an_impossible_request_is_one_sentence_and_exit_2(
+    options: list[str], sentence: str, capsys: pytest.CaptureFixture[str], bench_calls: list[dict[str, object]]
+) -> None:
+    assert cli.main(["bench", "slots", *options]) == 2
+    shown = capsys.readouterr()
+    assert sentence in shown.err
+    assert shown.err.count("\n") == 1
+    assert shown.out == ""
+    assert bench_calls == []
+
+
+def test_cuda_is_refused_where_there_is_none(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, bench_calls: list[dict[str, object]]
+) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    assert cli.main(["bench", "slots", "--device", "cuda"]) == 2
+    assert "sees no CUDA or ROCm device" in capsys.readouterr().err
+    assert bench_calls == []
+
+
+def test_an_unknown_backend_in_the_environment_is_refused_without_a_traceback() -> None:
+    done = compgen("env", COMPGEN_BACKEND="abacus")
+    assert done.returncode == 2
+    assert "abacus" in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_interrupting_exits_130_and_says_nothing(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(self: cli.Env) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli.Env, "run", interrupted)
+    assert cli.main(["env"]) == 130
+    assert capsys.readouterr() == ("", "")
+
+
+def test_a_bug_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(self: cli.Env) -> int:
+        raise ValueError("not the user's fault")
+
+    monkeypatch.setattr(cli.Env, "run", broken)
+    with pytest.raises(ValueError, match="not the user's fault"):
+        cli.main(["env"])
