@@ -25,7 +25,7 @@ test: lint ## format, lint and type checks, then the tests once per backend
 	@echo "tests: plain torch"
 	@COMPGEN_BACKEND=torch $(RUN_TESTS) tests/ops tests/models
 	@echo "tests: Triton's source in the interpreter"
-	@COMPGEN_BACKEND=triton TRITON_INTERPRET=1 $(RUN_TESTS) tests/ops
+	@COMPGEN_BACKEND=triton TRITON_INTERPRET=1 $(RUN_TESTS) tests/ops tests/kernels
 
 # mypy knows packages by where they lie, so it is shown a tree of links in which kernels/ and bench/ lie where they are
 # installed.

@@ -38,8 +38,8 @@ class PartialSums {
 
   T* of_task(int64_t task) { return sums_.template mutable_data_ptr<T>() + task * size_; }
 
-  std::vector<T> total(int64_t image) {
-    std::vector<T> total(size_, T(0));
+  Buffer<T> total(int64_t image) {
+    Buffer<T> total(size_, T(0));
     for (int64_t task = image * per_image_; task < (image + 1) * per_image_; ++task) {
       const T* sums = of_task(task);
       for (int64_t i = 0; i < size_; ++i) total[i] += sums[i];
@@ -54,7 +54,7 @@ class PartialSums {
 
 // Writes totals [H, live slots, width] of image b to out [B, S, H, D], times `factor`; masked slots get 0.
 template <typename Scalar>
-void store_slots(const std::vector<Accumulate<Scalar>>& total, const std::vector<int>& live, double factor, int64_t b,
+void store_slots(const Buffer<Accumulate<Scalar>>& total, const std::vector<int>& live, double factor, int64_t b,
                  at::Tensor& out) {
   const int64_t S = out.size(1), H = out.size(2), D = out.size(3), J = live.size(), width = tile_width<Scalar>(D);
   Scalar* image = out.mutable_data_ptr<Scalar>() + b * S * H * D;

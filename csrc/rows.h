@@ -57,10 +57,11 @@ class RowTile {
   int64_t stride() const { return stride_; }
 
   // The rows that come after those of head h: the next head's, or after the last head the next tile's.
-  Prefetch after(int64_t h) const {
+  Prefetch after(int64_t h, bool to_write = false) const {
     const int64_t stride = tensor_.stride(1), head = tensor_.stride(2);
     const int64_t ahead = h + 1 < tensor_.size(2) ? head : kRows * stride - h * head;
-    return {rows_ + ahead, stride * static_cast<int64_t>(sizeof(Scalar)), kRows, width_ * static_cast<int>(sizeof(Scalar))};
+    constexpr int64_t kBytes = sizeof(Scalar);
+    return {rows_ + ahead, stride * kBytes, kRows, static_cast<int>(width_ * kBytes), to_write};
   }
 
  private:
@@ -81,7 +82,7 @@ class RowTile {
 
   const at::Tensor& tensor_;
   int width_, tile_width_;
-  std::vector<T> buffer_;  // zero beyond width_ of each row, and stays so
+  Buffer<T> buffer_;  // zero beyond width_ of each row, and stays so
   const Scalar* rows_ = nullptr;
   T* data_ = nullptr;
   int64_t stride_ = 0;
@@ -121,7 +122,7 @@ class SlotPack {
 
  private:
   int count_ = 0, width_ = 0, padded_ = 0;
-  std::vector<T> rows_, columns_;
+  Buffer<T> rows_, columns_;
 };
 
 // Indices of the slots of image b that take part.

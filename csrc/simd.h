@@ -51,6 +51,21 @@ inline Vec<T> maximum(Vec<T> a, Vec<T> b) {
   return a > b ? a : b;
 }
 
+template <typename T>
+inline T sum(Vec<T> x) {
+  T total = 0;
+  for (int lane = 0; lane < Simd<T>::kLanes; ++lane) total += x[lane];
+  return total;
+}
+
+// 1 in the last `count` lanes, 0 before.
+template <typename T>
+inline Vec<T> last_lanes(int count) {
+  Vec<T> x;
+  for (int lane = 0; lane < Simd<T>::kLanes; ++lane) x[lane] = lane >= Simd<T>::kLanes - count;
+  return x;
+}
+
 // Swaps the off-diagonal blocks of width `Step` between rows i and i + Step; doing it for 1, 2, 4 transposes a square.
 template <typename T, int Step>
 inline void swap_blocks(Vec<T>* rows) {

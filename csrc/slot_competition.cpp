@@ -19,7 +19,7 @@ using OptionalTensor = std::optional<Tensor>;
 // a [H · live slots, kStride] for the tile of `count` inputs starting at n.
 template <typename Scalar>
 void compete(RowTile<Scalar>& keys, const SlotPack<Scalar>& queries, int64_t b, int64_t n, int64_t H, int64_t D, int J,
-             int count, std::vector<Accumulate<Scalar>>& a, std::vector<Accumulate<Scalar>>& scratch) {
+             int count, Buffer<Accumulate<Scalar>>& a, Buffer<Accumulate<Scalar>>& scratch) {
   for (int64_t h = 0; h < H; ++h) {
     keys.read(b, n, h, count);
     scores(keys.data(), keys.stride(), count, D, queries.head(h), a.data() + h * J * kStride, scratch.data(),
@@ -39,8 +39,8 @@ void forward_chunk(const Tensor& q, const Tensor& k, const Tensor& v, const std:
   queries.template fill<Scalar>(q, b, live, scale);
 
   RowTile<Scalar> keys(k), values(v);
-  std::vector<T> a(H * J * kStride), w(J * kStride), scratch(scratch_size<T>(J));
-  std::vector<Vec<T>> mass(H * J, Vec<T>{});
+  Buffer<T> a(H * J * kStride), w(J * kStride), scratch(scratch_size<T>(J));
+  Buffer<Vec<T>> mass(H * J, Vec<T>{});
   for (int64_t n = chunk.begin; n < chunk.end; n += kRows) {
     const int count = std::min<int64_t>(kRows, chunk.end - n);
     compete(keys, queries, b, n, H, D, J, count, a, scratch);
@@ -73,7 +73,7 @@ void backward_chunk(const Tensor& g, const Tensor& shift, const OptionalTensor& 
   const T* shifts = shift.const_data_ptr<T>() + b * S * H;
 
   RowTile<Scalar> keys(k), values(v), key_grads(grad_k), value_grads(grad_v);
-  std::vector<T> a(H * J * kStride), da(H * J * kStride), dw(J * kStride), scratch(scratch_size<T>(J));
+  Buffer<T> a(H * J * kStride), da(H * J * kStride), dw(J * kStride), scratch(scratch_size<T>(J));
   for (int64_t n = chunk.begin; n < chunk.end; n += kRows) {
     const int count = std::min<int64_t>(kRows, chunk.end - n);
     if (weights)
@@ -94,10 +94,12 @@ void backward_chunk(const Tensor& g, const Tensor& shift, const OptionalTensor& 
       gather(da.data() + h * J * kStride, J, keys.data(), keys.stride(), count, width, dq + h * J * width,
              keys.after(h));
       key_grads.write(b, n, h);
-      mix(da.data() + h * J * kStride, count, queries.head(h), key_grads.data(), key_grads.stride());
+      mix(da.data() + h * J * kStride, count, queries.head(h), key_grads.data(), key_grads.stride(),
+          key_grads.after(h, true));
       key_grads.finish(count);
       value_grads.write(b, n, h);
-      mix(a.data() + h * J * kStride, count, grads.head(h), value_grads.data(), value_grads.stride());
+      mix(a.data() + h * J * kStride, count, grads.head(h), value_grads.data(), value_grads.stride(),
+          value_grads.after(h, true));
       value_grads.finish(count);
     }
   }
@@ -105,7 +107,7 @@ void backward_chunk(const Tensor& g, const Tensor& shift, const OptionalTensor& 
 
 // Divides an image's sums by their mass and writes both; without any mass (no inputs, masked slot) the update is 0.
 template <typename Scalar>
-void finish_image(std::vector<Accumulate<Scalar>> sums, const std::vector<int>& live, int64_t b, Tensor& updates,
+void finish_image(Buffer<Accumulate<Scalar>> sums, const std::vector<int>& live, int64_t b, Tensor& updates,
                   Tensor& mass) {
   using T = Accumulate<Scalar>;
   const int64_t S = updates.size(1), H = updates.size(2), J = live.size(), width = tile_width<Scalar>(updates.size(3));

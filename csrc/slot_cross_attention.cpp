@@ -26,7 +26,7 @@ void forward_chunk(const Tensor& q, const Tensor& k, const Tensor& v, const std:
   values.template fill<Scalar>(v, b, live, 1);
 
   RowTile<Scalar> queries(q), outputs(out);
-  std::vector<T> p(J * kStride), w(J * kStride), scratch(scratch_size<T>(J));
+  Buffer<T> p(J * kStride), w(J * kStride), scratch(scratch_size<T>(J));
   for (int64_t n = chunk.begin; n < chunk.end; n += kRows) {
     const int count = std::min<int64_t>(kRows, chunk.end - n);
     std::fill(w.begin(), w.end(), T(0));
@@ -37,7 +37,7 @@ void forward_chunk(const Tensor& q, const Tensor& k, const Tensor& v, const std:
       softmax(p.data(), J, count);
       add(w, p);
       outputs.write(b, n, h);
-      mix(p.data(), count, values.head(h), outputs.data(), outputs.stride());
+      mix(p.data(), count, values.head(h), outputs.data(), outputs.stride(), outputs.after(h, true));
       outputs.finish(count);
     }
     if (weights.numel()) store_weights<Scalar>(w.data(), live, count, T(1) / H, b, n, weights);
@@ -56,7 +56,7 @@ void backward_chunk(const Tensor& grad_out, const OptionalTensor& grad_weights, 
   values.template fill<Scalar>(v, b, live, 1);
 
   RowTile<Scalar> queries(q), grads(grad_out), query_grads(grad_q);
-  std::vector<T> p(J * kStride), ds(J * kStride), dw(J * kStride), scratch(scratch_size<T>(J));
+  Buffer<T> p(J * kStride), ds(J * kStride), dw(J * kStride), scratch(scratch_size<T>(J));
   for (int64_t n = chunk.begin; n < chunk.end; n += kRows) {
     const int count = std::min<int64_t>(kRows, chunk.end - n);
     if (grad_weights) load_weights<Scalar>(*grad_weights, b, n, live, count, T(1) / H, dw.data());
@@ -72,7 +72,7 @@ void backward_chunk(const Tensor& grad_out, const OptionalTensor& grad_weights, 
       softmax_backward(p.data(), ds.data(), J, count);
 
       query_grads.write(b, n, h);
-      mix(ds.data(), count, keys.head(h), query_grads.data(), query_grads.stride());
+      mix(ds.data(), count, keys.head(h), query_grads.data(), query_grads.stride(), query_grads.after(h, true));
       query_grads.finish(count);
       gather(ds.data(), J, queries.data(), queries.stride(), count, width, dk + h * J * width);
       gather(p.data(), J, grads.data(), grads.stride(), count, width, dv + h * J * width);

@@ -8,6 +8,7 @@
 
 #include <ATen/ATen.h>
 
+#include <new>
 #include <vector>
 
 #include "simd.h"
@@ -17,6 +18,20 @@ namespace compgen {
 constexpr int kRows = 48;            // a multiple of the lanes (4, 8) and of the row blocks (6, 12) below
 constexpr int kStride = kRows + 8;  // between slots of a weight matrix: no multiple of 64 bytes, see multiply_block
 
+// Scratch memory whose vectors never straddle two cache lines.
+template <typename T>
+struct LineAllocator {
+  using value_type = T;
+  LineAllocator() = default;
+  template <typename U>
+  LineAllocator(const LineAllocator<U>&) {}
+  T* allocate(size_t n) { return static_cast<T*>(::operator new(n * sizeof(T), std::align_val_t(64))); }
+  void deallocate(T* p, size_t) { ::operator delete(p, std::align_val_t(64)); }
+  bool operator==(const LineAllocator&) const { return true; }
+};
+template <typename T>
+using Buffer = std::vector<T, LineAllocator<T>>;
+
 inline int64_t round_up(int64_t n, int64_t multiple) { return (n + multiple - 1) / multiple * multiple; }
 
 // Rows to bring into the cache while something else is computed, a few lines at a time: asked for all at once they would
@@ -24,36 +39,38 @@ inline int64_t round_up(int64_t n, int64_t multiple) { return (n + multiple - 1)
 class Prefetch {
  public:
   Prefetch() = default;
-  Prefetch(const void* first, int64_t stride, int rows, int bytes)
-      : next_(static_cast<const char*>(first)), end_(next_ + rows * stride), stride_(stride), rows_(rows), bytes_(bytes) {}
+  Prefetch(const void* first, int64_t stride, int rows, int bytes, bool to_write)
+      : next_(static_cast<const char*>(first)), end_(next_ + rows * stride), stride_(stride), rows_(rows), bytes_(bytes),
+        to_write_(to_write) {}
 
   void share_among(int calls) { share_ = (rows_ + calls - 1) / calls; }
   void next_share() {
     for (const char* end = std::min(next_ + share_ * stride_, end_); next_ < end; next_ += stride_)
-      for (int byte = 0; byte < bytes_; byte += 64) __builtin_prefetch(next_ + byte);
+      for (int byte = 0; byte < bytes_; byte += 64)
+        to_write_ ? __builtin_prefetch(next_ + byte, 1) : __builtin_prefetch(next_ + byte, 0);
   }
 
  private:
   const char *next_ = nullptr, *end_ = nullptr;
   int64_t stride_ = 1;
   int rows_ = 0, bytes_ = 0, share_ = 0;
+  bool to_write_ = false;
 };
 
-// C[m, n] (+)= Σ_k A[m, k] B[k, n] for M rows and W vectors of n, all sums in registers. A is read one scalar at a time
-// (any strides), B and C along contiguous n. `keep` zeroes lanes that an overlapping last vector would add twice.
-// Never inlined: with all registers to itself, the loop below has nothing to spill.
+// C[m, n] (+)= Σ_k A[m, k] B[k, n] for M rows and W vectors of n that start at `at`, all sums in registers. A is read one
+// scalar at a time (any strides), B and C along contiguous n. `keep` zeroes lanes of the last vector that would be added
+// twice.
 template <typename T, int M, int W, bool Accumulate>
-__attribute__((noinline)) void multiply_block(const T* A, int64_t a_row, int64_t a_col, const T* const (&B)[W],
-                                              int64_t b_row, T* const (&C)[W], int64_t c_row, int K,
-                                              const Vec<T> (&keep)[W]) {
+inline void multiply_block(const T* A, int64_t a_row, int64_t a_col, const T* B, int64_t b_row, T* C, int64_t c_row,
+                           int K, const int (&at)[W], Vec<T> keep) {
   // Three rows share a pointer, so that M row addresses fit the integer registers: p, p + a_row, p + 2 a_row.
   constexpr int kPointers = (M + 2) / 3;
   const T* a_rows[kPointers];
   for (int p = 0; p < kPointers; ++p) a_rows[p] = A + 3 * p * a_row;
   const T* b_rows[W];
-  for (int w = 0; w < W; ++w) b_rows[w] = B[w];
+  for (int w = 0; w < W; ++w) b_rows[w] = B + at[w];
   Vec<T> sum[M][W] = {};
-  const auto step = [&]<int Steps>() {
+  const auto step = [&]<int Steps>() __attribute__((always_inline)) {
     Vec<T> b[Steps][W];
 #pragma GCC unroll 2
     for (int w = 0; w < W; ++w) {
@@ -73,8 +90,7 @@ __attribute__((noinline)) void multiply_block(const T* A, int64_t a_row, int64_t
 #pragma GCC unroll 4
     for (int p = 0; p < kPointers; ++p) a_rows[p] += Steps * a_col;
   };
-  // Two steps at once where registers allow: neighbours in a row of A are read together, while rows of A often lie a
-  // multiple of 64 bytes apart and then compete for one bank of the first-level cache.
+  // Two steps at once where registers allow: neighbours in a row of A are then read together.
   constexpr int kSteps = W == 1 ? 2 : 1;
   int k = 0;
   for (; k + kSteps <= K; k += kSteps) step.template operator()<kSteps>();
@@ -83,59 +99,58 @@ __attribute__((noinline)) void multiply_block(const T* A, int64_t a_row, int64_t
   for (int m = 0; m < M; ++m) {
 #pragma GCC unroll 2
     for (int w = 0; w < W; ++w) {
-      T* c = C[w] + m * c_row;
-      store(c, Accumulate ? load(c) + sum[m][w] * keep[w] : sum[m][w]);
+      T* c = C + m * c_row + at[w];
+      const Vec<T> kept = w == W - 1 ? sum[m][w] * keep : sum[m][w];
+      store(c, Accumulate ? load(c) + kept : sum[m][w]);
     }
   }
 }
 
-template <typename T, int M, int W, bool Accumulate, typename... Args>
-inline void multiply_rows(int rows, Args&... args) {
-  if (rows == M) return multiply_block<T, M, W, Accumulate>(args...);
-  if constexpr (M > 1) multiply_rows<T, M - 1, W, Accumulate>(rows, args...);
-}
-
-// All M rows for W vectors, in blocks of nearly equal height: 12 sums fill the register file, fewer leave the FMA
-// pipeline waiting for its own results.
-template <typename T, int W, bool Accumulate>
-inline void multiply_panel(int M, const T* A, int64_t a_row, int64_t a_col, const T* const (&B)[W], int64_t b_row,
-                           T* const (&C)[W], int64_t c_row, int K, const Vec<T> (&keep)[W], Prefetch& ahead) {
-  constexpr int kMost = 12 / W;
-  const int blocks = (M + kMost - 1) / kMost;
-  for (int block = 0, m = 0; block < blocks; ++block) {
-    const int rows = (M - m + blocks - block - 1) / (blocks - block);
-    T* c[W];
-    for (int w = 0; w < W; ++w) c[w] = C[w] + m * c_row;
-    const T* a = A + m * a_row;
-    ahead.next_share();
-    T* const(&c_ref)[W] = c;
-    multiply_rows<T, kMost, W, Accumulate>(rows, a, a_row, a_col, B, b_row, c_ref, c_row, K, keep);
-    m += rows;
+// One block of M rows of C, all N columns. When N is no multiple of the lanes, the last vector is moved back to end at N:
+// it overlaps its neighbour instead of running past the row, and never needs a masked access.
+template <typename T, int M, int W, bool Accumulate>
+__attribute__((noinline)) void multiply_rows(const T* A, int64_t a_row, int64_t a_col, const T* B, int64_t b_row, T* C,
+                                             int64_t c_row, int K, int N, Prefetch& ahead) {
+  constexpr int L = Simd<T>::kLanes;
+  const Vec<T> all = broadcast(T(1)), last = N % L ? last_lanes<T>(N % L) : all;
+  int n = 0;
+  if constexpr (W == 2) {
+    for (; n + L < N; n += 2 * L) {
+      ahead.next_share();
+      const bool ends = n + 2 * L >= N;
+      multiply_block<T, M, 2, Accumulate>(A, a_row, a_col, B, b_row, C, c_row, K, {n, ends ? N - L : n + L},
+                                          ends ? last : all);
+    }
+    if (n >= N) return;
   }
+  ahead.next_share();
+  multiply_block<T, M, 1, Accumulate>(A, a_row, a_col, B, b_row, C, c_row, K, {N - L}, last);
 }
 
-// C[M, N] (+)= A[M, K] B[K, N] with N at least one vector. When N is no multiple of the lanes, the last vector is moved
-// back to end at N: it overlaps its neighbour instead of running past the row, and never needs a masked access.
+template <typename T, int M, int W, bool Accumulate, typename... Args>
+inline void multiply_exactly(int rows, Args&&... args) {
+  if (rows == M) return multiply_rows<T, M, W, Accumulate>(args...);
+  if constexpr (M > 1) multiply_exactly<T, M - 1, W, Accumulate>(rows, args...);
+}
+
+// C[M, N] (+)= A[M, K] B[K, N] with N none or at least one vector, in blocks of rows of nearly equal height: 12 sums fill the
+// register file, fewer leave the FMA pipeline waiting for its own results.
 template <typename T, bool Accumulate>
 inline void multiply(int M, int N, int K, const T* A, int64_t a_row, int64_t a_col, const T* B, int64_t b_row, T* C,
                      int64_t c_row, Prefetch ahead = {}) {
   constexpr int L = Simd<T>::kLanes;
-  const Vec<T> all = broadcast(T(1));
-  Vec<T> last = all;
-  for (int lane = 0; lane < L && N % L; ++lane) last[lane] = lane >= L - N % L;
-  const int vectors = (N + L - 1) / L;
-  const auto offset = [&](int vector) { return std::min(vector * L, N - L); };
-  const auto keep = [&](int vector) { return vector == vectors - 1 ? last : all; };
-  ahead.share_among((vectors + 1) / 2 * ((M + 11) / 12));
-  int vector = 0;
-  for (; vector + 2 <= vectors; vector += 2) {
-    const int first = offset(vector), second = offset(vector + 1);
-    multiply_panel<T, 2, Accumulate>(M, A, a_row, a_col, {B + first, B + second}, b_row, {C + first, C + second}, c_row,
-                                     K, {all, keep(vector + 1)}, ahead);
+  if (M == 0 || N == 0) return;
+  const bool narrow = N <= L;
+  const int most = narrow ? 12 : 6, blocks = (M + most - 1) / most;
+  ahead.share_among(blocks * ((N + 2 * L - 1) / (2 * L)));
+  for (int block = 0, m = 0; block < blocks; ++block) {
+    const int rows = (M - m + blocks - block - 1) / (blocks - block);
+    if (narrow)
+      multiply_exactly<T, 12, 1, Accumulate>(rows, A + m * a_row, a_row, a_col, B, b_row, C + m * c_row, c_row, K, N, ahead);
+    else
+      multiply_exactly<T, 6, 2, Accumulate>(rows, A + m * a_row, a_row, a_col, B, b_row, C + m * c_row, c_row, K, N, ahead);
+    m += rows;
   }
-  if (vector < vectors)
-    multiply_panel<T, 1, Accumulate>(M, A, a_row, a_col, {B + offset(vector)}, b_row, {C + offset(vector)}, c_row, K,
-                                     {keep(vector)}, ahead);
 }
 
 // The slots of one image and one head, packed twice: as rows [slots, width] and transposed [width, lanes·n] for scores.
@@ -171,8 +186,9 @@ inline void scores(const T* rows, int64_t row_stride, int count, int width, cons
 }
 
 template <typename T>
-inline void mix(const T* weights, int count, const PackedSlots<T>& slots, T* out, int64_t out_stride) {
-  multiply<T, false>(count, slots.width, slots.count, weights, 1, kStride, slots.rows, slots.width, out, out_stride);
+inline void mix(const T* weights, int count, const PackedSlots<T>& slots, T* out, int64_t out_stride, Prefetch ahead) {
+  multiply<T, false>(count, slots.width, slots.count, weights, 1, kStride, slots.rows, slots.width, out, out_stride,
+                     ahead);
 }
 
 template <typename T>
@@ -182,7 +198,7 @@ inline void gather(const T* weights, int slot_count, const T* rows, int64_t row_
 }
 
 template <typename T>
-inline void add(std::vector<T>& to, const std::vector<T>& from) {
+inline void add(Buffer<T>& to, const Buffer<T>& from) {
   for (size_t i = 0; i < to.size(); ++i) to[i] += from[i];
 }
 
@@ -190,13 +206,6 @@ inline void add(std::vector<T>& to, const std::vector<T>& from) {
 template <typename T>
 inline void add(T* to, const T* from, T constant) {
   for (int r = 0; r < kRows; r += Simd<T>::kLanes) store(to + r, load(to + r) + (load(from + r) + constant));
-}
-
-template <typename T>
-inline T sum(Vec<T> x) {
-  T total = 0;
-  for (int lane = 0; lane < Simd<T>::kLanes; ++lane) total += x[lane];
-  return total;
 }
 
 // Lane i holds the sum of every kLanes-th value from i on, for i + kLanes · n < count.
@@ -212,7 +221,7 @@ inline Vec<T> lane_sums(const T* values, int count) {
 
 // out[j, r] = Σ_h weights[h, j, r]
 template <typename T>
-inline void sum_heads(const std::vector<T>& weights, int64_t heads, std::vector<T>& out) {
+inline void sum_heads(const Buffer<T>& weights, int64_t heads, Buffer<T>& out) {
   std::fill(out.begin(), out.end(), T(0));
   for (int64_t h = 0; h < heads; ++h)
     for (size_t i = 0; i < out.size(); ++i) out[i] += weights[h * out.size() + i];

@@ -11,7 +11,7 @@ if INTERPRETING:
     import tests.interpreter_bf16  # noqa: F401  (repairs the interpreter on import)
 
 hypothesis.settings.register_profile("compiled", max_examples=60, deadline=None, derandomize=True)
-hypothesis.settings.register_profile("interpreted", max_examples=12, deadline=None, derandomize=True)
+hypothesis.settings.register_profile("interpreted", max_examples=6, deadline=None, derandomize=True)
 hypothesis.settings.load_profile("interpreted" if INTERPRETING else "compiled")
 
 

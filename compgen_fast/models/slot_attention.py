@@ -1,7 +1,7 @@
 """Slot Attention (Locatello et al., 2020): a set of inputs becomes a few slots by rounds of competition.
 
-Each round, slots compete for the inputs (``slot_competition``), and a GRU and a residual MLP take what each slot won. The
-rounds are a fixed-point iteration; gradients go back through all of them, or through the fixed point alone.
+Each round, slots compete for the inputs (``slot_competition``), and a GRU and a residual MLP take what each slot won.
+The rounds are a fixed-point iteration; gradients go back through all of them, or through the fixed point alone.
 """
 
 from typing import Literal
@@ -23,10 +23,10 @@ class SlotAttention(nn.Module):
         hidden_dim: width of the residual MLP; twice ``dim`` when None.
         input_dim: width of the inputs; ``dim`` when None.
         heads: heads of the competition; softmax runs over slots and heads together.
-        initial: ``"sampled"`` draws slots from one learned Gaussian, so they are exchangeable and any number can be had;
+        initial: ``"sampled"`` draws slots from one learned Gaussian: they are exchangeable and any number can be had;
             ``"learned"`` gives each slot its own learned start.
         implicit_terms: None differentiates through all rounds. A number takes the rounds without gradient and
-            differentiates their fixed point: (I − J)⁻¹ as a Neumann series of that many terms, J the Jacobian of a round.
+            differentiates their fixed point: (I − J)⁻¹ as a Neumann series of so many terms, J a round's Jacobian.
             1 is the gradient of the last round alone (Chang et al., 2022), whose memory does not grow with ``iters``.
     """
 
@@ -81,7 +81,7 @@ class SlotAttention(nn.Module):
             generator: source of the sampled slots.
 
         Returns:
-            slots [B, S, dim] and maps [B, S, N], the last round's share of each input that each slot won (sum over S is 1).
+            slots [B, S, dim] and maps [B, S, N], the share of each input that each slot won last (sum over S is 1).
         """
         if inputs.dim() != 3 or inputs.shape[-1] != self.to_k.in_features:
             raise ValueError(
@@ -145,7 +145,7 @@ class SlotAttention(nn.Module):
         return slots + self.mlp(self.norm_mlp(slots)), weights
 
     def _split_heads(self, x: Tensor) -> Tensor:
-        return x.unflatten(-1, (self.heads, -1))
+        return x.view(*x.shape[:-1], self.heads, -1)
 
     def extra_repr(self) -> str:
         return f"num_slots={self.num_slots}, dim={self.dim}, iters={self.iters}, heads={self.heads}, {self.initial}"

@@ -9,7 +9,7 @@ DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 
 
 def check_slot_shapes(op: str, pixels: dict[str, Tensor], slots: dict[str, Tensor], slot_mask: Tensor | None) -> None:
-    """Checks [B,N,H,D] pixel tensors and [B,S,H,D] slot tensors, given by name, and the [B,S] mask against each other."""
+    """Checks [B,N,H,D] pixel tensors, [B,S,H,D] slot tensors, given by name, and the [B,S] mask against each other."""
     tensors = pixels | slots
     for name, x in tensors.items():
         count = "N" if name in pixels else "S"
@@ -29,7 +29,9 @@ def check_slot_shapes(op: str, pixels: dict[str, Tensor], slots: dict[str, Tenso
     if not 1 <= S <= MOST_SLOTS:
         raise ValueError(f"{op}: {slot_name} has {S} slots; expected 1 to {MOST_SLOTS} (more keys: use SDPA)")
     if H < 1 or D < 1:
-        raise ValueError(f"{op}: {slot_name} has shape {list(any_slots.shape)}; heads and head width must be at least 1")
+        raise ValueError(
+            f"{op}: {slot_name} has shape {list(any_slots.shape)}; heads and head width must be at least 1"
+        )
     if slot_mask is not None:
         _check_mask(op, slot_mask, B, S, any_slots.device)
 

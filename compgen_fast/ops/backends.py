@@ -1,9 +1,9 @@
 """Which backend serves which op on which device, decided once at import and left to torch's dispatcher after that.
 
 Every op is registered in the dispatcher namespace ``compgen``: the plain-torch reference for every device
-(``CompositeExplicitAutograd``), the C++ kernels of ``csrc/`` over it for CPU tensors, the Triton kernels of ``kernels/``
-over it for CUDA and ROCm tensors. ``COMPGEN_BACKEND=triton|cpp|torch`` names one backend for all devices; where it cannot
-serve a call, the call is refused rather than handed to another backend behind the user's back.
+(``CompositeExplicitAutograd``), over it the C++ kernels of ``csrc/`` for CPU tensors and the Triton kernels of
+``kernels/`` for CUDA and ROCm tensors. ``COMPGEN_BACKEND=triton|cpp|torch`` names one backend for all devices; where it
+cannot serve a call, the call is refused rather than handed to another backend behind the user's back.
 
 What it is not: a per-call switch. Nothing here runs when an op is called.
 """
@@ -118,8 +118,8 @@ def define_op(
 ) -> None:
     """Registers op ``compgen::name``: its schema, shapes (``fake``), plain-torch ``reference`` and Triton launcher.
 
-    ``triton`` names the launcher as ``module:function`` below ``compgen_fast.kernels``; it is imported at the first call,
-    so CPU users never need Triton. The C++ kernel registers itself when ``compgen_fast._C`` is loaded.
+    ``triton`` names the launcher as ``module:function`` below ``compgen_fast.kernels``; it is imported at the first
+    call, so CPU users never need Triton. The C++ kernel registers itself when ``compgen_fast._C`` is loaded.
     ``public`` lists the op in :func:`ops`; backward passes are not listed.
     """
     if public:

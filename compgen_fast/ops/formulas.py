@@ -1,7 +1,7 @@
 """What the plain-torch formulas of the ops share: precision, masked slots, and second derivatives through them.
 
-A backward kernel is an op of its own; its gradient is found by differentiating the reference formula of that backward with
-autograd. The formula is made of ordinary torch ops, so third and higher derivatives follow by themselves.
+A backward kernel is an op of its own; its gradient is found by differentiating the reference formula of that backward
+with autograd. The formula is made of ordinary torch ops, so third and higher derivatives follow by themselves.
 """
 
 from collections.abc import Callable, Sequence
@@ -27,23 +27,19 @@ def pull_back(
 
     An input that is None or needs no gradient gets None, and so does every input when no output has a gradient.
     """
-    wanted = [i for i, x in enumerate(inputs) if x is not None and x.requires_grad]
+    result: list[Tensor | None] = [None] * len(inputs)
     create_graph = torch.is_grad_enabled()
     with torch.enable_grad():
         # view_as gives each input a node of its own: the graph of the product hangs below it, the caller's above it.
         local = [None if x is None else x.view_as(x) for x in inputs]
+        wanted = {i: x for i, x in enumerate(local) if x is not None and x.requires_grad}
         pairs = [(out, grad) for out, grad in zip(formula(*local), grads, strict=True) if grad is not None]
         pairs = [(out, grad) for out, grad in pairs if out.requires_grad]
-        if not wanted or not pairs:
-            return [None] * len(inputs)
-        found = torch.autograd.grad(
-            [out for out, _ in pairs],
-            [local[i] for i in wanted],  # type: ignore[misc]
-            [grad for _, grad in pairs],
-            create_graph=create_graph,
-            allow_unused=True,
-        )
-    result: list[Tensor | None] = [None] * len(inputs)
-    for i, grad in zip(wanted, found, strict=True):
-        result[i] = grad
+        if wanted and pairs:
+            outputs, grad_outputs = zip(*pairs, strict=True)
+            found = torch.autograd.grad(
+                outputs, list(wanted.values()), grad_outputs, create_graph=create_graph, allow_unused=True
+            )
+            for i, grad in zip(wanted, found, strict=True):
+                result[i] = grad
     return result

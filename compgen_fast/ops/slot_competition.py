@@ -11,7 +11,7 @@ where one head leaves it unrounded in weights, read from there:
     da = g·(v − updates) + dw       dl = a (da − Σ_{s,h} a da)
     dk = scale Σ_s dl q     dv = Σ_s (a + eps) g     dq = scale Σ_n dl k
 
-A masked slot takes no part: no weight, update 0, mass 0. eps is added in fp32 whatever the dtype, since 1e-8 is 0 in fp16.
+A masked slot takes no part: no weight, update 0, mass 0. eps is added in fp32 whatever the dtype: 1e-8 is 0 in fp16.
 The functions named ``reference`` are the specification, the fp64 oracle of the tests and the torch backend.
 """
 
@@ -51,12 +51,12 @@ def slot_competition(
         k, v: inputs [B, N, H, D], any strides.
         slot_mask: bool [B, S], True where the slot takes part. What a masked slot holds never matters, even NaN.
         scale: factor on q·k; D**-0.5 when None.
-        eps: added to every weight before the mean over inputs, so that a slot that lost everywhere gets their plain mean.
+        eps: added to every weight before the mean over inputs: a slot that lost everywhere gets their plain mean.
         return_weights: whether to return the attention maps too.
 
     Returns:
-        updates [B, S, H, D] and weights [B, N, S], the sum over heads, which sum to 1 over the slots; both carry gradient.
-        Without ``return_weights``, updates alone.
+        updates [B, S, H, D] and weights [B, N, S], the sum over heads, which sum to 1 over the slots; both carry
+        gradient. Without ``return_weights``, updates alone.
 
     Derivatives of any order are right; beyond the first they run in plain torch, which holds [B, N, S, H].
     """
@@ -189,8 +189,14 @@ def _save_backward(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
 
 
 def _differentiate_backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-    *tensors, slot_mask = ctx.saved_tensors
-    pulled = pull_back(lambda *inputs: reference_backward(*inputs, slot_mask, ctx.scale, ctx.eps), tensors, grads)
+    grad_updates, grad_weights, q, k, v, slot_mask = ctx.saved_tensors
+
+    def formula(
+        grad_updates: Tensor, grad_weights: Tensor | None, q: Tensor, k: Tensor, v: Tensor
+    ) -> tuple[Tensor, ...]:
+        return reference_backward(grad_updates, grad_weights, q, k, v, slot_mask, ctx.scale, ctx.eps)
+
+    pulled = pull_back(formula, [grad_updates, grad_weights, q, k, v], grads)
     # weights, updates and mass are functions of q, k and v, and the formula differentiates them as such.
     return (*pulled, None, None, None, None, None, None)
 

@@ -8,8 +8,8 @@ Backward, for gradients do and dw of the two outputs, with p recomputed from q a
     dp = do·v + dw/H        ds = p (dp − Σ_s p dp)
     dq = scale Σ_s ds k     dk = scale Σ_n ds q     dv = Σ_n p do
 
-The functions named ``reference`` are the specification, the fp64 oracle of the tests and the torch backend. They are the
-only ones that hold p for all heads at once; the C++ and Triton kernels never do.
+The functions named ``reference`` are the specification, the fp64 oracle of the tests and the torch backend. They are
+the only ones that hold p for all heads at once; the C++ and Triton kernels never do.
 """
 
 from typing import Any, Literal, overload
@@ -142,8 +142,12 @@ def _save_backward(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
 
 
 def _differentiate_backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-    *tensors, slot_mask = ctx.saved_tensors
-    pulled = pull_back(lambda *inputs: reference_backward(*inputs, slot_mask, ctx.scale), tensors, grads)
+    grad_out, grad_weights, q, k, v, slot_mask = ctx.saved_tensors
+
+    def formula(grad_out: Tensor, grad_weights: Tensor | None, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, ...]:
+        return reference_backward(grad_out, grad_weights, q, k, v, slot_mask, ctx.scale)
+
+    pulled = pull_back(formula, [grad_out, grad_weights, q, k, v], grads)
     return (*pulled, None, None)
 
 

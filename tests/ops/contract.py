@@ -1,4 +1,4 @@
-"""What every slot op promises, as data: its functions, how to make its inputs, and the eager code it is measured against.
+"""What every slot op promises, as data: its functions, how to make its inputs, the eager code it is measured against.
 
 ``tests/ops/test_contract.py`` runs the same checks over every entry of ``OPS``. A new op adds an entry here.
 """
@@ -102,7 +102,9 @@ def upstream(outputs: Sequence[Tensor]) -> list[Tensor]:
     return [torch.randn(x.shape, generator=generator, dtype=torch.float64).to(x.dtype) for x in outputs]
 
 
-def run(function: Callable[..., Any], inputs: Sequence[Tensor], slot_mask: Tensor | None, scale: float | None) -> list[Tensor]:
+def run(
+    function: Callable[..., Any], inputs: Sequence[Tensor], slot_mask: Tensor | None, scale: float | None
+) -> list[Tensor]:
     """Both outputs and the gradients of q, k and v."""
     leaves = [x.detach().requires_grad_() for x in inputs]
     outputs = function(*leaves, slot_mask, scale)
@@ -117,8 +119,9 @@ def error(found: Tensor, exact: Tensor) -> float:
 
 
 def assert_as_exact_as_eager(op: Op, inputs: Sequence[Tensor], slot_mask: Tensor | None = None) -> None:
-    """Outputs and gradients are at most ``op.slack`` times as far from the fp64 oracle as eager torch, plus 16 roundings:
-    what a sum of a hundred terms makes, for where eager happens to be exact (in fp64 it is the oracle itself).
+    """Outputs and gradients are at most ``op.slack`` times as far from the fp64 oracle as eager torch.
+
+    Plus 16 roundings: what a sum of a hundred terms makes, for where eager is exact (in fp64 it is the oracle itself).
     """
     dtype, scale = inputs[0].dtype, inputs[0].shape[-1] ** -0.5
     exact = run(op.oracle, [x.double() for x in inputs], slot_mask, scale)

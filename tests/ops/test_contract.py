@@ -53,7 +53,9 @@ def test_any_shape_is_as_exact_as_eager(op: Op, shape: Shape, masked: bool) -> N
 
 
 @every_op
-@pytest.mark.parametrize("shape", [Shape(B=0), Shape(N=0), Shape(N=1), Shape(S=1), Shape(S=64, D=128), Shape(D=1)], ids=str)
+@pytest.mark.parametrize(
+    "shape", [Shape(B=0), Shape(N=0), Shape(N=1), Shape(S=1), Shape(S=64, D=128), Shape(D=1)], ids=str
+)
 def test_edges_of_the_shape_range(op: Op, shape: Shape) -> None:
     assert_as_exact_as_eager(op, op.inputs(shape)) if shape.B and shape.N else _assert_empty(op, shape)
 

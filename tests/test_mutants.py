@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[1]
 COMPARISON = "tests/ops/test_contract.py::test_outputs_and_gradients_are_as_exact_as_eager"
 CROSS_ATTENTION, COMPETITION = "slot_cross_attention", "slot_competition"
 MUTANTS = {
@@ -22,12 +22,27 @@ MUTANTS = {
     ),
     "dropped weight-gradient": (CROSS_ATTENTION, "dp += dw_tile.to(tl.float32) / H", "dp += 0.0"),
     "wrong scale": (CROSS_ATTENTION, "tl.sum(p * dp, 1)[:, None]) * scale", "tl.sum(p * dp, 1)[:, None])"),
-    "missing renormalisation": (COMPETITION, "RENORMALISE", "UNTOUCHED"),
+    "missing renormalisation": (
+        COMPETITION,
+        "(tl.sum(u_sum, 0) * _reciprocal(total)).to(u.dtype.element_ty)",
+        "tl.sum(u_sum, 0).to(u.dtype.element_ty)",
+    ),
 }
 
 
 def contract_on(tree: Path, op: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-k", f"float32 and {op}", COMPARISON]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-x",
+        "-p",
+        "no:cacheprovider",
+        "-k",
+        f"float32 and {op}",
+        COMPARISON,
+    ]
     environment = os.environ | {"COMPGEN_BACKEND": "triton", "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
     return subprocess.run(command, cwd=tree, env=environment, capture_output=True, text=True)
 
