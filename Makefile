@@ -23,7 +23,7 @@ test: lint ## format, lint and type checks, then the tests once per backend
 	@echo "tests: the backend each device gets by itself"
 	@$(RUN_TESTS) tests
 	@echo "tests: plain torch"
-	@COMPGEN_BACKEND=torch $(RUN_TESTS) tests/ops tests/models
+	@COMPGEN_BACKEND=torch $(RUN_TESTS) tests/ops tests/models tests/jets
 	@echo "tests: Triton's source in the interpreter"
 	@COMPGEN_BACKEND=triton TRITON_INTERPRET=1 $(RUN_TESTS) tests/ops tests/kernels
 

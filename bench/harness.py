@@ -53,6 +53,8 @@ class Contender:
     does_less: str = ""
     unsupported: str = ""
     """Why it cannot take part, when that is known without trying."""
+    inexact: str = ""
+    """Why it is wrong by design; it is timed all the same, and its error stands beside its time."""
     backend: str = ""
     """Which of our backends serves it."""
 
@@ -383,7 +385,7 @@ def _less_exact(case: Case, judged: Tried, yardstick: Tried, allowed: float) -> 
 
 def _judge_peer(case: Case, peer: Tried, yardstick: Tried) -> Tried:
     """A peer that computes something else is no peer: it stays in the list, with the reason and without a ratio."""
-    if peer.errors is None or yardstick.errors is None:
+    if peer.errors is None or yardstick.errors is None or peer.contender.inexact:
         return peer
     wrong = _less_exact(case, peer, yardstick, PEER_ALLOWED)
     return Tried(peer.contender, None, wrong.removeprefix("gate: "), peer.errors) if wrong else peer

@@ -33,7 +33,7 @@ class Env:
 class Bench:
     """Time our kernels against their peers, interleaved, after checking that they agree."""
 
-    suite: tyro.conf.Positional[Literal["slots"]]
+    suite: tyro.conf.Positional[Literal["slots", "jets"]]
     """Which kernels."""
     quick: bool = False
     """Few repetitions: a look, not a measurement."""

@@ -45,6 +45,10 @@ class CrossAttentionDecoder(nn.Module):
         self.layers = nn.ModuleList(CrossAttentionLayer(query_dim, width, heads) for _ in range(layers))
         self.to_colour = mlp(query_dim, query_dim, channels)
 
+    @property
+    def num_pixels(self) -> int:
+        return len(self.get_buffer("positions"))
+
     def forward(self, z: Tensor, pixels: Tensor | None = None) -> Tensor:
         """Decodes all pixels, or those whose flat indices are given: [B, len(pixels), channels]."""
         positions = self.get_buffer("positions")
@@ -67,7 +71,8 @@ class CrossAttentionLayer(nn.Module):
         self.heads = heads
         self.norm_attention, self.norm_feed_forward = nn.LayerNorm(query_dim), nn.LayerNorm(query_dim)
         self.to_q = nn.Linear(query_dim, width)
-        self.to_k, self.to_v = nn.Linear(width, width), nn.Linear(width, width)
+        self.to_k = nn.Linear(width, width, bias=False)  # a bias would move all of a pixel's scores alike: no effect
+        self.to_v = nn.Linear(width, width)
         self.to_out = nn.Linear(width, query_dim)
         self.feed_forward = mlp(query_dim, 2 * query_dim, query_dim)
 

@@ -1,6 +1,17 @@
 """The ops: one contract each, served by Triton, C++ or plain torch. Start with ``slot_cross_attention.py``."""
 
+from compgen_fast.ops.jet_cross_attention import jet_cross_attention
+from compgen_fast.ops.jet_norm import jet_layer_norm, jet_rms_norm
+from compgen_fast.ops.jet_pointwise import jet_gelu, jet_silu
 from compgen_fast.ops.slot_competition import slot_competition
 from compgen_fast.ops.slot_cross_attention import slot_cross_attention
 
-__all__ = ["slot_competition", "slot_cross_attention"]
+__all__ = [
+    "jet_cross_attention",
+    "jet_gelu",
+    "jet_layer_norm",
+    "jet_rms_norm",
+    "jet_silu",
+    "slot_competition",
+    "slot_cross_attention",
+]

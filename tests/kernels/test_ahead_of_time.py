@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import importlib.util
+import math
 import os
 from collections.abc import Iterator
 
@@ -19,7 +20,7 @@ if os.environ.get("TRITON_INTERPRET") == "1":
 if importlib.util.find_spec("triton") is None:
     pytest.skip("no triton", allow_module_level=True)
 
-from compgen_fast.kernels import slot_competition, slot_cross_attention
+from compgen_fast.kernels import jet_cross_attention, jet_norm, jet_pointwise, slot_competition, slot_cross_attention
 from tests.ahead_of_time import SHARED_MEMORY, TARGETS, Figures, Launch, compile_launch, figures, recorded_launches
 
 BF16, FP32 = torch.bfloat16, torch.float32
@@ -136,3 +137,98 @@ def test_bf16_runs_on_the_matrix_units(target: str) -> None:
 def test_every_kernel_is_compiled_somewhere() -> None:
     seen = {launch.name for case in ALIGNED + ODD for launch in launches(case, True)}
     assert seen == {"_forward_kernel", "_backward_kernel", "_sum_kernel", "_rows_kernel", "_normalise_kernel"}
+
+
+# Jets. Pixels move in four channels, so registers are what a kernel runs out of first.
+
+JetCase = tuple[str, torch.dtype, tuple[int, ...]]
+JET_CASES: list[JetCase] = [
+    *(("jet_cross_attention", dtype, (4, 4096, 4, 7, 64)) for dtype in (BF16, FP32)),  # B, N, H, S, D
+    *(("jet_pointwise", dtype, (8192, 360)) for dtype in (BF16, FP32)),
+    *(("jet_norm", dtype, (8192, 180)) for dtype in (BF16, FP32)),
+]
+# How many tiles of pixels each kernel reads and writes.
+JET_TILES = {
+    "_jet_forward_kernel": (4, 4),
+    "_jet_backward_kernel": (8, 4),
+    "_pointwise_forward_kernel": (4, 4),
+    "_pointwise_backward_kernel": (8, 4),
+    "_norm_forward_kernel": (4, 4),
+    "_norm_backward_kernel": (8, 4),
+}
+
+
+@functools.cache
+def jet_launches(case: JetCase) -> list[Launch]:
+    """What one forward and backward pass launches; the sum of the partial sums is compiled above."""
+    op, dtype, shape = case
+
+    def empty(*shape: int, dtype: torch.dtype = dtype) -> torch.Tensor:
+        return torch.empty(shape, dtype=dtype, device="meta")
+
+    with recorded_launches() as recorded:
+        if op == "jet_cross_attention":
+            B, N, H, S, D = shape
+            q, k, side = empty(4, B, N, H, D), empty(2, B, S, H, D), empty(B, S, dtype=torch.bool)
+            jet_cross_attention.forward(q, k, k, side, None, 0.1)
+            jet_cross_attention.backward(q, q, k, k, side, None, 0.1)
+        elif op == "jet_pointwise":
+            x = empty(4, *shape)
+            jet_pointwise.gelu_forward(x, False)
+            jet_pointwise.gelu_backward(x, x, False)
+        else:
+            x, weight = empty(4, *shape), empty(shape[-1])
+            jet_norm.layer_norm_forward(x, weight, weight, 1e-5)
+            jet_norm.layer_norm_backward(x, x, weight, 1e-5)
+    return [launch for launch in recorded if launch.name != "_sum_kernel"]
+
+
+@functools.cache
+def jet_figures(case: JetCase, target: str) -> list[tuple[Launch, Figures]]:
+    chip = TARGETS[target]
+    return [(launch, figures(compile_launch(launch, chip), chip)) for launch in jet_launches(case)]
+
+
+def jet_name(case: JetCase) -> str:
+    return f"{case[0]} {str(case[1]).removeprefix('torch.')}"
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("case", JET_CASES, ids=jet_name)
+def test_no_jet_kernel_spills_or_outgrows_shared_memory(case: JetCase, target: str) -> None:
+    for launch, cost in jet_figures(case, target):
+        assert cost.spills == 0, f"{launch.name} spills: {cost}"
+        assert cost.shared <= SHARED_MEMORY[target] // 2, f"{launch.name}: two programs do not fit side by side: {cost}"
+        if case[:2] == ("jet_cross_attention", BF16):
+            assert cost.matrix_instructions, f"{launch.name} multiplies without the matrix units: {cost}"
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("case", JET_CASES, ids=jet_name)
+def test_jets_are_moved_as_wide_as_they_are_aligned(case: JetCase, target: str) -> None:
+    """128 bits at a time where a row is whole 16 bytes; a bf16 row of 180 is whole 8 bytes, which allows 64."""
+    op, dtype, shape = case
+    for launch, cost in jet_figures(case, target):
+        read, written = JET_TILES[launch.name]
+        blocks = [size for block, size in launch.options.items() if block in ("BLOCK", "BLOCK_N", "BLOCK_R", "BLOCK_D")]
+        tile = math.prod(blocks) * dtype.itemsize
+        threads = launch.options["num_warps"] * TARGETS[target].warp_size
+        aligned = 8 * math.gcd(16, shape[-1] * dtype.itemsize)
+        load = min(aligned, 8 * tile // threads)
+        # On gfx942 the matrix units leave four neighbouring columns in a thread: 64 bits of bf16 to store.
+        store = min(64, load) if target == "gfx942" and op == "jet_cross_attention" else load
+        if target != "gfx942":
+            assert load == aligned, f"{launch.name}: the tile is too small for its {threads} threads"
+        assert carried(cost.loads, load, threads) >= read * tile, f"{launch.name} loads narrowly: {cost}"
+        assert carried(cost.stores, store, threads) >= written * tile, f"{launch.name} stores narrowly: {cost}"
+
+
+@pytest.mark.parametrize("target", ["sm_90", "gfx942"])  # of NVIDIA's compilers, that for sm_90 spills first
+@pytest.mark.parametrize("dtype", [BF16, FP32], ids=str)
+def test_jet_attention_of_the_odd_width_does_not_spill(dtype: torch.dtype, target: str) -> None:
+    for launch, cost in jet_figures(("jet_cross_attention", dtype, (1, 16384, 12, 7, 43)), target):
+        assert cost.spills == 0, f"{launch.name} spills: {cost}"
+
+
+def test_every_jet_kernel_is_compiled_somewhere() -> None:
+    assert {launch.name for case in JET_CASES for launch in jet_launches(case)} == set(JET_TILES)

@@ -1,0 +1,170 @@
+// Second-order mixed Taylor expansions x + ε_u x_u + ε_v x_v + ε_u ε_v x_uv with ε_u² = ε_v² = 0, as a number type: of
+// scalars or of vectors. Kernels written on it are the ordinary formulas.
+//
+// So are their backward passes: the adjoint of a jet op is the ordinary adjoint in jet arithmetic, with the gradient's
+// channels reversed. For ĝ = (g_uv, g_v, g_u, g), Σ_c g_c y_c is the ε_u ε_v coefficient of ĝ·y; what moves a factor
+// from y to ĝ in ordinary algebra does so here.
+#pragma once
+
+#ifdef __F16C__
+#include <immintrin.h>
+#endif
+
+#include "rows.h"
+
+namespace compgen {
+
+constexpr int kChannels = 4;  // x, u, v, uv: bit 0 of a channel's number says that it has ε_u, bit 1 that it has ε_v
+
+template <typename V>
+struct Jet {
+  V x, u, v, uv;
+
+  Jet reversed() const { return {uv, v, u, x}; }
+};
+
+template <typename V>
+inline Jet<V> operator+(Jet<V> a, Jet<V> b) {
+  return {a.x + b.x, a.u + b.u, a.v + b.v, a.uv + b.uv};
+}
+
+template <typename V>
+inline Jet<V> operator-(Jet<V> a, Jet<V> b) {
+  return {a.x - b.x, a.u - b.u, a.v - b.v, a.uv - b.uv};
+}
+
+template <typename V>
+inline Jet<V> operator*(Jet<V> a, Jet<V> b) {
+  return {a.x * b.x, a.u * b.x + a.x * b.u, a.v * b.x + a.x * b.v, a.uv * b.x + a.u * b.v + a.v * b.u + a.x * b.uv};
+}
+
+template <typename V>
+inline Jet<V> operator*(Jet<V> a, V constant) {
+  return {a.x * constant, a.u * constant, a.v * constant, a.uv * constant};
+}
+
+template <typename V>
+inline Jet<V> square(Jet<V> a) {
+  const V twice = a.x + a.x;
+  return {a.x * a.x, twice * a.u, twice * a.v, twice * a.uv + (a.u + a.u) * a.v};
+}
+
+template <typename V>
+inline Jet<V>& operator+=(Jet<V>& a, Jet<V> b) {
+  return a = a + b;
+}
+
+// f of a jet, given f, f' and f'' at x.
+template <typename V>
+inline Jet<V> apply(Jet<V> a, V f, V df, V ddf) {
+  return {f, df * a.u, df * a.v, df * a.uv + ddf * a.u * a.v};
+}
+
+template <typename T>
+inline Jet<T> rsqrt(Jet<T> a) {
+  const T r = 1 / std::sqrt(a.x), r2 = r * r;
+  return apply(a, r, T(-0.5) * r * r2, T(0.75) * r * r2 * r2);
+}
+
+template <typename T>
+inline Jet<Vec<T>> in_every_lane(Jet<T> a) {
+  return {broadcast(a.x), broadcast(a.u), broadcast(a.v), broadcast(a.uv)};
+}
+
+template <typename T>
+inline Jet<T> sum(Jet<Vec<T>> a) {
+  return {sum<T>(a.x), sum<T>(a.u), sum<T>(a.v), sum<T>(a.uv)};
+}
+
+// Eight halves to floats and back, rounded to the nearest, ties to even.
+inline Vec<float> widen(const at::BFloat16* from) {
+  typedef uint16_t Halves __attribute__((vector_size(16), aligned(2)));
+  typedef uint32_t Words __attribute__((vector_size(32)));
+  const auto halves = *reinterpret_cast<const Halves*>(from);
+  return std::bit_cast<Vec<float>>(__builtin_convertvector(halves, Words) << 16);
+}
+
+inline void narrow(at::BFloat16* to, Vec<float> x) {
+  typedef uint16_t Halves __attribute__((vector_size(16), aligned(2)));
+  typedef uint32_t Words __attribute__((vector_size(32)));
+  const auto bits = std::bit_cast<Words>(x);
+  const Words rounded = (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
+  *reinterpret_cast<Halves*>(to) = __builtin_convertvector(x == x ? rounded : 0x7fc0 - Words{}, Halves);
+}
+
+inline Vec<float> widen(const at::Half* from) {
+#ifdef __F16C__
+  return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
+#else
+  return {from[0], from[1], from[2], from[3], from[4], from[5], from[6], from[7]};
+#endif
+}
+
+inline void narrow(at::Half* to, Vec<float> x) {
+#ifdef __F16C__
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(to), _mm256_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT));
+#else
+  for (int lane = 0; lane < 8; ++lane) to[lane] = x[lane];
+#endif
+}
+
+inline Vec<float> widen(const float* from) { return load(from); }
+inline void narrow(float* to, Vec<float> x) { store(to, x); }
+inline Vec<double> widen(const double* from) { return load(from); }
+inline void narrow(double* to, Vec<double> x) { store(to, x); }
+
+// Up to kLanes values of any type as a vector, zero in the lanes beyond `count`, and back.
+template <typename T, typename Scalar>
+inline Vec<T> load_as(const Scalar* from, int count) {
+  constexpr int L = Simd<T>::kLanes;
+  if (count >= L) return widen(from);
+  Scalar lanes[L] = {};
+  std::copy_n(from, count, lanes);
+  return widen(lanes);
+}
+
+template <typename T, typename Scalar>
+inline void store_as(Scalar* to, Vec<T> x, int count) {
+  constexpr int L = Simd<T>::kLanes;
+  if (count >= L) return narrow(to, x);
+  Scalar lanes[L];
+  narrow(lanes, x);
+  std::copy_n(lanes, count, to);
+}
+
+// The channels of a contiguous tensor [1, 3 or 4, …], `stride` apart; missing ones read as zero and are not written.
+template <typename Scalar>
+class Channels {
+ public:
+  using T = Accumulate<Scalar>;
+
+  explicit Channels(const at::Tensor& stacked)
+      : data_(const_cast<Scalar*>(stacked.const_data_ptr<Scalar>())), count_(stacked.size(0)),
+        stride_(count_ ? stacked.numel() / count_ : 0) {}
+
+  Jet<Vec<T>> read(int64_t at, int count) const {
+    const Scalar* from = data_ + at;
+    const Vec<T> uv = count_ == kChannels ? load_as<T>(from + 3 * stride_, count) : Vec<T>{};
+    return {load_as<T>(from, count), load_as<T>(from + stride_, count), load_as<T>(from + 2 * stride_, count), uv};
+  }
+
+  void write(int64_t at, Jet<Vec<T>> jet, int count) const {
+    Scalar* to = data_ + at;
+    store_as<T>(to, jet.x, count);
+    store_as<T>(to + stride_, jet.u, count);
+    store_as<T>(to + 2 * stride_, jet.v, count);
+    if (count_ == kChannels) store_as<T>(to + 3 * stride_, jet.uv, count);
+  }
+
+ private:
+  Scalar* data_;
+  int64_t count_, stride_;
+};
+
+inline at::Tensor empty_jet(const at::Tensor& like) {
+  std::vector<int64_t> sizes = like.sizes().vec();
+  sizes[0] = kChannels;
+  return empty_result(sizes, like.options());
+}
+
+}  // namespace compgen

@@ -1,0 +1,63 @@
+"""The oracles can fail: mistakes that are easy to make in jets, each put into a rule's source, each turn them red."""
+
+import inspect
+import textwrap
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from compgen_fast.jets import jet
+from compgen_fast.jets.rules import arithmetic, norms, pointwise, reductions
+from compgen_fast.ops import jet_norm
+from tests.jets import test_rules
+from tests.jets.oracles import KINDS
+
+MUTANTS: dict[str, tuple[Callable[..., Any], str, str, str]] = {
+    "half of the product rule's mixed term": (
+        arithmetic.bilinear,
+        "mixed = op(a[1:2], b[2:3]) + op(a[2:3], b[1:2])",
+        "mixed = op(a[1:2], b[2:3])",
+        "matmul",
+    ),
+    "no second derivative in the norm": (jet_norm._normalise, "0.75 * r**5", "0 * r", "layer_norm"),
+    "u and v swapped where slots meet": (
+        jet.unsided,
+        "tangent.masked_fill(~x.side, 0), tangent.masked_fill(x.side, 0)",
+        "tangent.masked_fill(x.side, 0), tangent.masked_fill(~x.side, 0)",
+        "sum",
+    ),
+    "no covariance in softmax": (
+        reductions._log_softmax,
+        "bent = -(p * drift[0] * drift[1]).sum(negative, keepdim=True)",
+        "bent = 0 * p",
+        "softmax",
+    ),
+    "no second derivative in the chain rule": (pointwise.chain, "bent = bent + moved[2]", "bent = moved[2]", "tanh"),
+    "a bias on every channel": (arithmetic._AddToPrimal.forward, "channels[0].add_", "channels.add_", "linear"),
+}
+
+
+def mutate(monkeypatch: pytest.MonkeyPatch, function: Callable[..., Any], right: str, wrong: str) -> None:
+    source = textwrap.dedent(inspect.getsource(function)).removeprefix("@staticmethod\n")
+    assert source.count(right) == 1, f"the line to change is no longer in {function.__qualname__}: {right}"
+    made: dict[str, Any] = {}
+    exec(source.replace(right, wrong), function.__globals__, made)
+    monkeypatch.setattr(function, "__code__", made[function.__name__].__code__)
+
+
+def judge(case: str) -> None:
+    for kind in KINDS:
+        test_rules.test_a_rule_gives_the_exact_derivatives(case, kind)
+
+
+@pytest.mark.parametrize("mutant", MUTANTS)
+def test_a_mutant_turns_an_oracle_red(mutant: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    function, right, wrong, case = MUTANTS[mutant]
+    # Whatever backend serves the norm, its formula is what is mutated here.
+    monkeypatch.setattr(norms, "jet_layer_norm", jet_norm.layer_norm_reference)
+    assert case in test_rules.CASES
+    judge(case)
+    mutate(monkeypatch, function, right, wrong)
+    with pytest.raises(AssertionError, match="Mismatched elements"):
+        judge(case)
