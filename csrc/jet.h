@@ -142,23 +142,54 @@ class Channels {
       : data_(const_cast<Scalar*>(stacked.const_data_ptr<Scalar>())), count_(stacked.size(0)),
         stride_(count_ ? stacked.numel() / count_ : 0) {}
 
+  Vec<T> read(int channel, int64_t at, int count) const {
+    return channel < count_ ? load_as<T>(data_ + channel * stride_ + at, count) : Vec<T>{};
+  }
+
+  void write(int channel, int64_t at, Vec<T> x, int count) const {
+    if (channel < count_) store_as<T>(data_ + channel * stride_ + at, x, count);
+  }
+
   Jet<Vec<T>> read(int64_t at, int count) const {
-    const Scalar* from = data_ + at;
-    const Vec<T> uv = count_ == kChannels ? load_as<T>(from + 3 * stride_, count) : Vec<T>{};
-    return {load_as<T>(from, count), load_as<T>(from + stride_, count), load_as<T>(from + 2 * stride_, count), uv};
+    return {read(0, at, count), read(1, at, count), read(2, at, count), read(3, at, count)};
   }
 
   void write(int64_t at, Jet<Vec<T>> jet, int count) const {
-    Scalar* to = data_ + at;
-    store_as<T>(to, jet.x, count);
-    store_as<T>(to + stride_, jet.u, count);
-    store_as<T>(to + 2 * stride_, jet.v, count);
-    if (count_ == kChannels) store_as<T>(to + 3 * stride_, jet.uv, count);
+    write(0, at, jet.x, count), write(1, at, jet.u, count);
+    write(2, at, jet.v, count), write(3, at, jet.uv, count);
   }
 
  private:
   Scalar* data_;
   int64_t count_, stride_;
+};
+
+// A run of up to kSize elements of a tensor of jets, in the first-level cache. The channels of a tensor are often a power
+// of two apart and so fall on the same few cache lines: read and written in step, a dozen of them evict each other before
+// a line is used up. Copied one channel after the other they do not meet.
+template <typename Scalar>
+class JetBlock {
+ public:
+  using T = Accumulate<Scalar>;
+  static constexpr int kLanes = Simd<T>::kLanes, kVectors = 32, kSize = kVectors * kLanes;
+
+  Jet<Vec<T>> operator[](int i) const { return {data_[0][i], data_[1][i], data_[2][i], data_[3][i]}; }
+  void set(int i, Jet<Vec<T>> jet) {
+    data_[0][i] = jet.x, data_[1][i] = jet.u, data_[2][i] = jet.v, data_[3][i] = jet.uv;
+  }
+
+  void read(const Channels<Scalar>& from, int64_t at, int count) {
+    for (int c = 0; c < kChannels; ++c)
+      for (int i = 0; i * kLanes < count; ++i) data_[c][i] = from.read(c, at + i * kLanes, count - i * kLanes);
+  }
+
+  void write(const Channels<Scalar>& to, int64_t at, int count) const {
+    for (int c = 0; c < kChannels; ++c)
+      for (int i = 0; i * kLanes < count; ++i) to.write(c, at + i * kLanes, data_[c][i], count - i * kLanes);
+  }
+
+ private:
+  Vec<T> data_[kChannels][kVectors];
 };
 
 inline at::Tensor empty_jet(const at::Tensor& like) {

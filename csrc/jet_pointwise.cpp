@@ -11,7 +11,7 @@ namespace {
 
 using at::Tensor;
 
-constexpr int64_t kGrain = 2048;  // vectors in a task
+constexpr int64_t kGrain = 64;  // blocks in a task
 
 template <typename V>
 struct Derivatives {
@@ -83,14 +83,13 @@ struct Silu {
   }
 };
 
-// Calls work(at, count) for every vector of a channel of `size` elements.
-template <typename T, typename Work>
-void for_each_vector(int64_t size, const Work& work) {
-  constexpr int L = Simd<T>::kLanes;
-  at::parallel_for(0, (size + L - 1) / L, kGrain, [&](int64_t first, int64_t last) {
-    const int64_t whole = std::min(last, size / L);
-    for (int64_t i = first; i < whole; ++i) work(i * L, L);
-    if (whole < last) work(whole * L, static_cast<int>(size - whole * L));
+// Calls work(at, count) for every block of a channel of `size` elements.
+template <typename Scalar, typename Work>
+void for_each_block(int64_t size, const Work& work) {
+  constexpr int64_t kSize = JetBlock<Scalar>::kSize;
+  at::parallel_for(0, (size + kSize - 1) / kSize, kGrain, [&](int64_t first, int64_t last) {
+    for (int64_t at = first * kSize; at < std::min(last * kSize, size); at += kSize)
+      work(at, static_cast<int>(std::min(kSize, size - at)));
   });
 }
 
@@ -99,12 +98,16 @@ Tensor forward(const Tensor& x_in) {
   const Tensor x = x_in.contiguous();
   Tensor y = empty_jet(x);
   AT_DISPATCH_FLOATING_TYPES_AND2(at::kHalf, at::kBFloat16, x.scalar_type(), "jet_pointwise", [&] {
-    using T = Accumulate<scalar_t>;
+    using V = Vec<Accumulate<scalar_t>>;
     const Channels<scalar_t> from(x), to(y);
-    for_each_vector<T>(y.numel() / kChannels, [&](int64_t at, int count) __attribute__((always_inline)) {
-      const Jet<Vec<T>> jet = from.read(at, count);
-      const auto f = Function::template at<Vec<T>>(jet.x);
-      to.write(at, apply(jet, f.f, f.d1, f.d2), count);
+    for_each_block<scalar_t>(y.numel() / kChannels, [&](int64_t at, int count) {
+      JetBlock<scalar_t> block;
+      block.read(from, at, count);
+      for (int i = 0; i * block.kLanes < count; ++i) {
+        const auto f = Function::template at<V>(block[i].x);
+        block.set(i, apply(block[i], f.f, f.d1, f.d2));
+      }
+      block.write(to, at, count);
     });
   });
   return y;
@@ -115,12 +118,17 @@ Tensor backward(const Tensor& grad_in, const Tensor& x_in) {
   const Tensor grad = grad_in.contiguous(), x = x_in.contiguous();
   Tensor grad_x = empty_result(x.sizes(), x.options());
   AT_DISPATCH_FLOATING_TYPES_AND2(at::kHalf, at::kBFloat16, x.scalar_type(), "jet_pointwise_backward", [&] {
-    using T = Accumulate<scalar_t>;
+    using V = Vec<Accumulate<scalar_t>>;
     const Channels<scalar_t> from(x), grads(grad), to(grad_x);
-    for_each_vector<T>(grad.numel() / kChannels, [&](int64_t at, int count) __attribute__((always_inline)) {
-      const Jet<Vec<T>> jet = from.read(at, count), g = grads.read(at, count).reversed();
-      const auto f = Function::template at<Vec<T>>(jet.x);
-      to.write(at, (apply(jet, f.d1, f.d2, f.d3) * g).reversed(), count);
+    for_each_block<scalar_t>(grad.numel() / kChannels, [&](int64_t at, int count) {
+      JetBlock<scalar_t> block, g;
+      block.read(from, at, count);
+      g.read(grads, at, count);
+      for (int i = 0; i * block.kLanes < count; ++i) {
+        const auto f = Function::template at<V>(block[i].x);
+        block.set(i, (apply(block[i], f.d1, f.d2, f.d3) * g[i].reversed()).reversed());
+      }
+      block.write(to, at, count);
     });
   });
   return grad_x;

@@ -3,12 +3,9 @@
 // heads go through a small buffer that stays in the first-level cache.
 #pragma once
 
-#ifdef __linux__
-#include <sys/mman.h>
-#endif
-
 #include <vector>
 
+#include "memory.h"
 #include "slot_tile.h"
 
 namespace compgen {
@@ -132,19 +129,6 @@ inline std::vector<int> live_slots(const std::optional<at::Tensor>& slot_mask, i
   for (int64_t s = 0; s < slots; ++s)
     if (!mask || mask[s]) live.push_back(s);
   return live;
-}
-
-// An uninitialised tensor, in huge pages where it is large and Linux offers them: the first touch of a fresh 32 MiB result
-// in 4 KiB pages costs more than computing it.
-inline at::Tensor empty_result(at::IntArrayRef sizes, const at::TensorOptions& options) {
-  at::Tensor result = at::empty(sizes, options);
-#ifdef MADV_HUGEPAGE
-  constexpr uintptr_t kHugePage = uintptr_t(1) << 21;
-  const auto first = (reinterpret_cast<uintptr_t>(result.data_ptr()) + kHugePage - 1) / kHugePage * kHugePage;
-  const auto last = (reinterpret_cast<uintptr_t>(result.data_ptr()) + result.nbytes()) / kHugePage * kHugePage;
-  if (last > first) madvise(reinterpret_cast<void*>(first), last - first, MADV_HUGEPAGE);
-#endif
-  return result;
 }
 
 inline std::optional<at::Tensor> contiguous(const std::optional<at::Tensor>& x) {

@@ -21,6 +21,7 @@ from compgen_fast.jets import interaction_penalty
 from compgen_fast.models import cross_attention_decoder
 from compgen_fast.models.cross_attention_decoder import CrossAttentionDecoder
 from compgen_fast.ops.jet_cross_attention import reference as jet_cross_attention_formula
+from compgen_fast.ops.jet_linear import reference as jet_linear_formula
 from compgen_fast.ops.jet_norm import layer_norm_reference
 from compgen_fast.ops.jet_pointwise import gelu_reference
 
@@ -154,6 +155,7 @@ def plain_jets_subset(decode: Decode, z: Tensor) -> Outputs:
 
 
 FORMULAS: dict[str, Any] = {
+    "jet_linear": jet_linear_formula,
     "jet_gelu": gelu_reference,
     "jet_layer_norm": layer_norm_reference,
     "jet_cross_attention": jet_cross_attention_formula,

@@ -114,12 +114,19 @@ def ops() -> tuple[str, ...]:
 
 
 def define_op(
-    name: str, schema: str, *, reference: Callable[..., Any], triton: str, fake: Callable[..., Any], public: bool
+    name: str,
+    schema: str,
+    *,
+    reference: Callable[..., Any],
+    triton: str | None,
+    fake: Callable[..., Any],
+    public: bool,
 ) -> None:
     """Registers op ``compgen::name``: its schema, shapes (``fake``), plain-torch ``reference`` and Triton launcher.
 
     ``triton`` names the launcher as ``module:function`` below ``compgen_fast.kernels``; it is imported at the first
-    call, so CPU users never need Triton. The C++ kernel registers itself when ``compgen_fast._C`` is loaded.
+    call, so CPU users never need Triton. None is for an op whose reference is the best there is on a GPU.
+    The C++ kernel registers itself when ``compgen_fast._C`` is loaded.
     ``public`` lists the op in :func:`ops`; backward passes are not listed.
     """
     if public:
@@ -132,11 +139,11 @@ def define_op(
             _library.impl(name, kernel, device.upper())
 
 
-def _python_kernel(name: str, triton: str, device: Device) -> Callable[..., Any] | None:
+def _python_kernel(name: str, triton: str | None, device: Device) -> Callable[..., Any] | None:
     """What Python registers for ``device`` beside the reference: the Triton launcher, a refusal, or nothing."""
     backend = serving(device) if device == "cpu" or requested() else "triton"
     if backend == "triton":
-        return _lazy_launcher(triton)
+        return None if triton is None else _lazy_launcher(triton)
     if backend is None:
         return _refusal(name, device)
     return None

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from compgen_fast.jets import jet
-from compgen_fast.jets.rules import arithmetic, norms, pointwise, reductions
-from compgen_fast.ops import jet_norm
+from compgen_fast.jets.rules import arithmetic, linear, norms, pointwise, reductions
+from compgen_fast.ops import jet_linear, jet_norm
 from tests.jets import test_rules
 from tests.jets.oracles import KINDS
 
@@ -34,7 +34,8 @@ MUTANTS: dict[str, tuple[Callable[..., Any], str, str, str]] = {
         "softmax",
     ),
     "no second derivative in the chain rule": (pointwise.chain, "bent = bent + moved[2]", "bent = moved[2]", "tanh"),
-    "a bias on every channel": (arithmetic._AddToPrimal.forward, "channels[0].add_", "channels.add_", "linear"),
+    "a bias on every channel": (jet_linear.reference, "y[0] += bias", "y += bias", "linear"),
+    "a constant on every channel": (arithmetic._AddToPrimal.forward, "channels[0].add_", "channels.add_", "add number"),
 }
 
 
@@ -54,7 +55,8 @@ def judge(case: str) -> None:
 @pytest.mark.parametrize("mutant", MUTANTS)
 def test_a_mutant_turns_an_oracle_red(mutant: str, monkeypatch: pytest.MonkeyPatch) -> None:
     function, right, wrong, case = MUTANTS[mutant]
-    # Whatever backend serves the norm, its formula is what is mutated here.
+    # Whatever backend serves an op, its formula is what is mutated here.
+    monkeypatch.setattr(linear, "jet_linear", jet_linear.reference)
     monkeypatch.setattr(norms, "jet_layer_norm", jet_norm.layer_norm_reference)
     assert case in test_rules.CASES
     judge(case)

@@ -10,6 +10,7 @@ from torch import Tensor
 from compgen_fast.jets.jet import Jet, aligned, jet_rule, mixable, narrowed, resided, same_side, spellings, unsided
 from compgen_fast.jets.rules.arithmetic import add_to_primal, bilinear
 from compgen_fast.jets.rules.shapes import squeeze
+from compgen_fast.ops.jet_linear import jet_linear
 
 
 def refuse_jet(op: str, *parameters: Any) -> None:
@@ -26,8 +27,7 @@ def linear(x: Any, weight: Any, bias: Any = None) -> Any:
         return y if bias is None else y + bias
     x = mixable(x, [-1])
     # A half-precision weight is read in the jet's precision: the second-order channel does not survive 8 bits.
-    y = F.linear(x.channels, weight.to(x.dtype))
-    return resided(x, add_to_primal(y, None if bias is None else bias.to(x.dtype)))
+    return resided(x, jet_linear(x.channels, weight.to(x.dtype), None if bias is None else bias.to(x.dtype)))
 
 
 def _convolution(op: Callable[..., Tensor], dims: int) -> Callable[..., Jet]:
