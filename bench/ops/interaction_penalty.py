@@ -14,10 +14,11 @@ from unittest.mock import patch
 import torch
 from torch import Tensor
 from torch.func import functional_call, hessian, jvp
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.overrides import TorchFunctionMode
 
 from compgen_fast.bench.harness import Case, Contender, Outputs
-from compgen_fast.jets import interaction_penalty
+from compgen_fast.jets import Jet, interaction_penalty
 from compgen_fast.models import cross_attention_decoder
 from compgen_fast.models.cross_attention_decoder import CrossAttentionDecoder
 from compgen_fast.ops.jet_cross_attention import reference as jet_cross_attention_formula
@@ -44,7 +45,7 @@ class Size:
         named = asdict(self) | {"N": self.side**2}
         return " ".join(f"{name}{named[name]}" for name in ("B", "N", "K", "H", "D", "layers"))
 
-    def decoder(self) -> CrossAttentionDecoder:
+    def decoder(self, device: str = "cpu") -> CrossAttentionDecoder:
         torch.manual_seed(SEED)
         width = self.H * self.D
         return CrossAttentionDecoder(
@@ -55,44 +56,78 @@ class Size:
             head_dim=self.D,
             query_dim=180 if width > 180 else width,
             slot_hidden=4 * width,
-        )
+        ).to(device)
 
-    def inputs(self) -> dict[str, Tensor]:
-        slots = torch.randn(self.B, self.K, 32, generator=torch.Generator().manual_seed(SEED))
-        return {"z": slots} | {name.replace(".", "_"): p.detach() for name, p in self.decoder().named_parameters()}
+    def inputs(self, device: str = "cpu") -> dict[str, Tensor]:
+        slots = torch.randn(self.B, self.K, 32, generator=generator(torch.device("cpu"))).to(device)
+        parameters = self.decoder(device).named_parameters()
+        return {"z": slots} | {name.replace(".", "_"): p.detach() for name, p in parameters}
 
 
-def case(size: Size, subset: bool = False, full_hessian: bool = False) -> Case:
-    decoder = size.decoder()
+def case(size: Size, device: str, *others: str) -> Case:
+    """The whole penalty against every other way to get it; ``others`` names those not fit for every size."""
+    decoder = size.decoder(device)
     step = partial(run, decoder)
+    choice = {
+        "compiled": Contender("compiled plain jets", CompiledPlainJets(decoder)),  # takes minutes to compile
+        "hessian": Contender("torch.func.hessian", partial(step, full_second_derivative)),  # holds all of it
+    }
+    return _case(
+        str(size),
+        size,
+        device,
+        step,
+        ours,
+        (
+            *(choice[name] for name in others),
+            Contender("finite differences", partial(step, finite_differences), inexact="truncation and cancellation"),
+            Contender("nested jvp", partial(step, nested_jvp)),
+            Contender("reverse over reverse", partial(step, reverse_over_reverse)),
+            Contender("no penalty", partial(step, no_penalty), does_less="a plain training step"),
+        ),
+    )
+
+
+def subset_case(size: Size, device: str) -> Case:
+    """The penalty on 1/8 of the pixels, against a step without it."""
+    step = partial(run, size.decoder(device))
+    plain = Contender("no penalty", partial(step, no_penalty), does_less="a plain training step")
+    return _case(f"{size}, 1/8 of the pixels", size, device, step, ours_subset, (plain,))
+
+
+def slots_case(size: Size, device: str) -> Case:
+    """Growth with the number of slots: against the same step on two of them."""
+    step = partial(run, size.decoder(device))
+    two = Contender("2 of the slots", partial(step, ours_of_two_slots), inexact="another problem, for its time")
+    return _case(f"{size}, growth with K", size, device, step, ours, (two,))
+
+
+def pixels_case(size: Size, device: str) -> Case:
+    """Growth with the number of pixels: against a plain step on as many."""
+    step = partial(run, size.decoder(device))
+    plain = Contender("no penalty", partial(step, no_penalty), does_less="a plain training step")
+    return _case(f"{size}, growth with N", size, device, step, ours, (plain,))
+
+
+def _case(
+    name: str,
+    size: Size,
+    device: str,
+    step: Callable[..., Outputs],
+    method: Callable[..., Outputs],
+    others: tuple[Contender, ...],
+) -> Case:
+    formula = partial(step, partial(by_formula, method))
     return Case(
         suite="jets",
-        name=f"interaction_penalty {size}" + (", 1/8 of the pixels" if subset else ""),
-        inputs=size.inputs,
+        name=f"interaction_penalty {name}",
+        inputs=partial(size.inputs, device),
         outputs=("pixels", "penalty"),
-        oracle=partial(step, plain_jets_subset if subset else plain_jets),
-        ours=Contender("ours", partial(step, ours_subset if subset else ours), backend="jets"),
-        peers=subset_peers(step) if subset else peers(step, full_hessian),
+        oracle=formula,
+        ours=Contender("ours", partial(step, method), backend="jets"),
+        peers=(Contender("plain-torch jets", formula), *others),
+        device=device,
         yardstick="plain-torch jets",
-    )
-
-
-def peers(step: Callable[..., Outputs], full_hessian: bool) -> tuple[Contender, ...]:
-    too_large = "" if full_hessian else "holds every second derivative: only at the smallest size"
-    return (
-        Contender("plain-torch jets", partial(step, plain_jets)),
-        Contender("finite differences", partial(step, finite_differences), inexact="truncation and cancellation"),
-        Contender("nested jvp", partial(step, nested_jvp)),
-        Contender("reverse over reverse", partial(step, reverse_over_reverse)),
-        Contender("torch.func.hessian", partial(step, full_second_derivative), unsupported=too_large),
-        Contender("no penalty", partial(step, no_penalty), does_less="a plain training step"),
-    )
-
-
-def subset_peers(step: Callable[..., Outputs]) -> tuple[Contender, ...]:
-    return (
-        Contender("plain-torch jets", partial(step, plain_jets_subset)),
-        Contender("no penalty", partial(step, no_penalty), does_less="a plain training step"),
     )
 
 
@@ -108,17 +143,17 @@ def run(decoder: CrossAttentionDecoder, method: Callable[..., Outputs], z: Tenso
     return method(decode, z)
 
 
-def generator() -> torch.Generator:
-    return torch.Generator().manual_seed(SEED)
+def generator(device: torch.device) -> torch.Generator:
+    return torch.Generator(device).manual_seed(SEED)
 
 
 def directions(z: Tensor) -> tuple[Tensor, Tensor, float]:
     """u, v and the penalty's factor, as ``interaction_penalty`` draws them from `generator`."""
-    draw = generator()
+    draw = generator(z.device)
     B, K, _ = z.shape
     half = K // 2
-    side = (torch.rand(B, K, generator=draw).argsort(1) < half).unsqueeze(-1)
-    signs = (2 * torch.randint(0, 2, z.shape, generator=draw) - 1).to(z.dtype)
+    side = (torch.rand(B, K, generator=draw, device=z.device).argsort(1) < half).unsqueeze(-1)
+    signs = (2 * torch.randint(0, 2, z.shape, generator=draw, device=z.device) - 1).to(z.dtype)
     return signs * side, signs * ~side, K * (K - 1) / (half * (K - half))
 
 
@@ -130,28 +165,58 @@ Decode = Callable[..., Tensor]
 
 
 def ours(decode: Decode, z: Tensor) -> Outputs:
-    found, pixels = interaction_penalty(decode, z, generator=generator(), return_output=True)
+    found, pixels = interaction_penalty(decode, z, generator=generator(z.device), return_output=True)
     return pixels, found
 
 
 def ours_subset(decode: Decode, z: Tensor) -> Outputs:
     """The penalty on an eighth of the pixels; its values are kept and only the other pixels are decoded plainly."""
     total = decode.num_pixels  # type: ignore[attr-defined]
-    order = torch.randperm(total, generator=torch.Generator().manual_seed(SEED + 1))
+    order = torch.randperm(total, generator=generator(z.device), device=z.device)
     few, others = order.split([total // 8, total - total // 8])
-    found, some = interaction_penalty(decode, z, pixels=few, generator=generator(), return_output=True)
+    found, some = interaction_penalty(decode, z, pixels=few, generator=generator(z.device), return_output=True)
     pixels = torch.cat([some, decode(z, pixels=others)], 1)[:, order.argsort()]
     return pixels, found * 8
 
 
-def plain_jets(decode: Decode, z: Tensor) -> Outputs:
-    with plain_torch():
-        return ours(decode, z)
+def ours_of_two_slots(decode: Decode, z: Tensor) -> Outputs:
+    return ours(decode, z[:, :2])
 
 
-def plain_jets_subset(decode: Decode, z: Tensor) -> Outputs:
+def by_formula(method: Callable[..., Outputs], decode: Decode, z: Tensor) -> Outputs:
+    """One of our methods in plain torch."""
     with plain_torch():
-        return ours_subset(decode, z)
+        return method(decode, z)
+
+
+class CompiledPlainJets:
+    """torch.compile of what plain-torch jets compute. Dynamo does not look into ``Jet``, so it is given the graph of
+    ordinary ops that one run leaves behind.
+    """
+
+    def __init__(self, decoder: CrossAttentionDecoder) -> None:
+        self.decoder = decoder
+        self.compiled: Callable[..., Outputs] | None = None
+
+    def __call__(self, z: Tensor, *parameters: Tensor) -> Outputs:
+        u, v, _ = directions(z)
+        inputs = (z, u + v, (u != 0).any(-1, keepdim=True), *parameters)
+        if self.compiled is None:
+            with torch.no_grad():
+                graph = make_fx(self.ordinary)(*inputs)
+            self.compiled = torch.compile(graph, dynamic=False)
+        return self.compiled(*inputs)
+
+    def ordinary(self, z: Tensor, tangent: Tensor, side: Tensor, *parameters: Tensor) -> Outputs:
+        _, _, factor = directions(z)
+
+        def method(decode: Decode, z: Tensor) -> Outputs:
+            jet = decode(Jet(torch.stack([z, tangent]), side))
+            assert isinstance(jet, Jet)
+            return jet.channels[0], penalty(jet.channels[3], factor)
+
+        with plain_torch():
+            return run(self.decoder, method, z, *parameters)
 
 
 FORMULAS: dict[str, Any] = {

@@ -24,13 +24,13 @@ Method = Literal["hessian", "pairs", "attention", "contrast", "triple"]
 @overload
 def interaction_penalty(
     decoder: Decoder, z: Tensor, *, method: Method = ..., probes: int = ..., pixels: int | Tensor | None = ...,
-    slots_dim: int = ..., generator: torch.Generator | None = ..., checkpoint: bool = ...,
+    slots_dim: int = ..., generator: torch.Generator | None = ..., checkpoint: bool = ..., chunk: int | None = ...,
     return_output: Literal[False] = ...,
 ) -> Tensor: ...  # fmt: skip
 @overload
 def interaction_penalty(
     decoder: Decoder, z: Tensor, *, method: Method = ..., probes: int = ..., pixels: int | Tensor | None = ...,
-    slots_dim: int = ..., generator: torch.Generator | None = ..., checkpoint: bool = ...,
+    slots_dim: int = ..., generator: torch.Generator | None = ..., checkpoint: bool = ..., chunk: int | None = ...,
     return_output: Literal[True],
 ) -> tuple[Tensor, Tensor]: ...  # fmt: skip
 @torch.compiler.disable  # dynamo does not follow tensor subclasses like Jet, and does not say so
@@ -44,6 +44,7 @@ def interaction_penalty(
     slots_dim: int = 1,
     generator: torch.Generator | None = None,
     checkpoint: bool = False,
+    chunk: int | None = None,
     return_output: bool = False,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """The interaction of slots in ``decoder(z)``, a scalar to add to the loss; gradients reach parameters and z.
@@ -63,28 +64,32 @@ def interaction_penalty(
         slots_dim: the dimension of z that counts slots; dimension 0 is the batch.
         generator: source of the random directions and pixels, on z's device.
         checkpoint: recompute each derivative in the backward pass, so that memory holds one of them at a time.
+        chunk: take derivatives of this many pixels at a time and recompute them in the backward pass, so that memory
+            holds one chunk of one derivative. For decoders that take decoder(z, pixels=index) → [B, len(index), …].
         return_output: also return decoder(z), computed on the way, so that the training step need not decode twice.
 
     Jets run in fp32 (or fp64), under autocast too: x_uv is what remains where first-order terms cancel, and bf16's 8
     bits cannot hold it.
     """
-    _check(z, slots_dim, method, probes)
-    decode, factor = _pixelwise(decoder, z, pixels, generator)
+    _check(z, slots_dim, method, probes, chunk)
+    index, factor = _chosen(decoder, z, pixels, chunk, generator)
+    decoder = uncompiled(decoder)
     if method == "attention":
-        penalty, output = _attention(decode, z)
+        penalty, output = _attention(_on_pixels(decoder, index), z)
     else:
         z = z if z.dtype == torch.float64 else z.float()
         with torch.autocast(z.device.type, enabled=False):
             if z.shape[slots_dim] == 1:
-                total, output = None, decode(z) if return_output else z
+                total, output = None, _on_pixels(decoder, index)(z) if return_output else z
             else:
-                total, output = _METHODS[method](_Probe(decode, z, slots_dim, generator, checkpoint), probes)
+                parts = [_on_pixels(decoder, part) for part in _chunks(index, chunk)]
+                total, output = _METHODS[method](_Probe(parts, z, slots_dim, generator, checkpoint), probes)
         # Zero by structure is still a loss: it hangs on z, with gradient zero.
         penalty = (z * 0).sum() if total is None else total * factor
     return (penalty, output) if return_output else penalty
 
 
-def _check(z: Tensor, slots_dim: int, method: str, probes: int) -> None:
+def _check(z: Tensor, slots_dim: int, method: str, probes: int, chunk: int | None) -> None:
     if method not in get_args(Method):
         raise ValueError(f"interaction_penalty: method is {method!r}; expected one of {', '.join(get_args(Method))}")
     if z.dim() < 2 or not 0 < slots_dim < z.dim():
@@ -95,25 +100,35 @@ def _check(z: Tensor, slots_dim: int, method: str, probes: int) -> None:
     if probes < 1 or (probes > 1 and method in ("contrast", "attention")):
         expected = "1, since nothing is drawn" if method in ("contrast", "attention") else "at least 1"
         raise ValueError(f"interaction_penalty: probes is {probes}; method {method!r} expects {expected}")
+    if chunk is not None and (chunk < 1 or method == "attention"):
+        expected = "None, since it takes no derivatives" if method == "attention" else "at least 1 pixel"
+        raise ValueError(f"interaction_penalty: chunk is {chunk}; method {method!r} expects {expected}")
 
 
-def _pixelwise(
-    decoder: Decoder, z: Tensor, pixels: int | Tensor | None, generator: torch.Generator | None
-) -> tuple[Decoder, float]:
-    """The decoder on the chosen pixels, and by how much their sum is to be scaled up."""
-    decoder, whole = uncompiled(decoder), decoder
-    if pixels is None:
-        return decoder, 1.0
-    if isinstance(pixels, Tensor):
-        return lambda slots: decoder(slots, pixels=pixels), 1.0
-    total = getattr(whole, "num_pixels", None)
-    if total is None or not 1 <= pixels <= total:
+def _chosen(
+    decoder: Decoder, z: Tensor, pixels: int | Tensor | None, chunk: int | None, generator: torch.Generator | None
+) -> tuple[Tensor | None, float]:
+    """The pixels to decode (None: all, unnamed), and by how much their sum is to be scaled up."""
+    if isinstance(pixels, Tensor) or (pixels is None and chunk is None):
+        return pixels, 1.0
+    total = getattr(decoder, "num_pixels", None)
+    if total is None or (pixels is not None and not 1 <= pixels <= total):
+        asked = f"chunk={chunk}" if pixels is None else f"pixels={pixels}"
         raise ValueError(
-            f"interaction_penalty: pixels={pixels} needs a decoder with `num_pixels` of at least that many (it has "
-            f"{total}) that takes decoder(z, pixels=index); or give the index tensor yourself and scale the result"
+            f"interaction_penalty: {asked} needs a decoder that takes decoder(z, pixels=index) and has `num_pixels`, "
+            f"at least as many (it has {total}); or give pixels= as an index tensor, and scale the result yourself"
         )
-    index = torch.randperm(total, generator=generator, device=z.device)[:pixels]
-    return lambda slots: decoder(slots, pixels=index), total / pixels
+    if pixels is None:
+        return torch.arange(total, device=z.device), 1.0
+    return torch.randperm(total, generator=generator, device=z.device)[:pixels], total / pixels
+
+
+def _on_pixels(decoder: Decoder, index: Tensor | None) -> Decoder:
+    return decoder if index is None else lambda slots: decoder(slots, pixels=index)
+
+
+def _chunks(index: Tensor | None, chunk: int | None) -> Sequence[Tensor | None]:
+    return [None] if index is None else index.split(chunk or max(1, len(index)))
 
 
 def uncompiled(decoder: Decoder) -> Decoder:
@@ -127,18 +142,18 @@ def uncompiled(decoder: Decoder) -> Decoder:
 
 
 class _Probe:
-    """One decoder at one z: draws directions and takes derivatives along them."""
+    """One decoder, in parts by pixels, at one z: draws directions and takes derivatives along them."""
 
     def __init__(
-        self, decode: Decoder, z: Tensor, slots_dim: int, generator: torch.Generator | None, checkpoint: bool
+        self,
+        parts: Sequence[Decoder],
+        z: Tensor,
+        slots_dim: int,
+        generator: torch.Generator | None,
+        checkpoint: bool,
     ) -> None:
-        self.decode, self.z, self.slots_dim, self.generator, self.checkpoint = (
-            decode,
-            z,
-            slots_dim,
-            generator,
-            checkpoint,
-        )
+        self.parts, self.z, self.slots_dim, self.generator = parts, z, slots_dim, generator
+        self.recompute = checkpoint or len(parts) > 1
         self.slots = z.shape[slots_dim]
 
     def signs(self) -> Tensor:
@@ -163,9 +178,13 @@ class _Probe:
 
     def jet(self, tangent: Tensor, side: Tensor) -> Jet:
         """decoder(z), with each slot moved along its tangent, by u where side and by v elsewhere."""
-        if self.checkpoint:
-            return _checkpointed(self.decode, self.z, tangent, side)
-        return _as_jet(self.decode(Jet(torch.stack([self.z, tangent]), side)))
+        jets = [self._part(decode, tangent, side) for decode in self.parts]
+        return jets[0] if len(jets) == 1 else Jet(torch.cat([jet.channels for jet in jets], 2))
+
+    def _part(self, decode: Decoder, tangent: Tensor, side: Tensor) -> Jet:
+        if self.recompute:
+            return _checkpointed(decode, self.z, tangent, side)
+        return _as_jet(decode(Jet(torch.stack([self.z, tangent]), side)))
 
 
 def _as_jet(output: Any) -> Jet:

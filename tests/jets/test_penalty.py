@@ -1,14 +1,17 @@
 """The penalties: zero where they must be, unbiased, and with the gradients that reverse over reverse gives."""
 
 import copy
+from functools import partial
 from itertools import combinations
 
 import pytest
 import torch
 from torch import Tensor, nn
 
+from compgen_fast.bench.memory import measure_peaks
 from compgen_fast.jets import Jet, interaction_penalty, plot_slot_hessian_norms, slot_hessian_norms
 from compgen_fast.jets.penalty import RecordedWeights
+from compgen_fast.models import CrossAttentionDecoder
 from compgen_fast.ops import slot_cross_attention
 from tests.jets import decoders
 from tests.jets.decoders import DECODERS, Additive, AdditiveConvolutional, Bent, SlotTransformer, Transformer, slots
@@ -265,8 +268,43 @@ def test_a_pixel_subset_is_unbiased() -> None:
         draws = torch.stack([interaction_penalty(decoder, z, pixels=3) for _ in range(250)])
         every = interaction_penalty(decoder, z.expand(4096, -1, -1))
     assert abs(draws.mean() - every) < 4 * draws.std() / 250**0.5
-    with pytest.raises(ValueError, match="needs a decoder with `num_pixels`"):
+    with pytest.raises(ValueError, match=r"pixels=3 needs a decoder that takes decoder\(z, pixels=index\)"):
         interaction_penalty(Bent().double(), z, pixels=3)
+
+
+@pytest.mark.parametrize("method", ["hessian", "pairs", "contrast", "triple"])
+@pytest.mark.parametrize("pixels", [None, 5])
+def test_chunks_of_pixels_change_nothing(method: str, pixels: int | None) -> None:
+    found = []
+    for chunk in (None, 2, 100):
+        torch.manual_seed(0)
+        decoder, z = SlotTransformer().double(), slots(2, 3).requires_grad_()
+        penalty, output = interaction_penalty(decoder, z, method=method, pixels=pixels, chunk=chunk, return_output=True)
+        (penalty + output.square().sum()).backward()
+        found.append([penalty, output, z.grad, *(p.grad for p in decoder.parameters())])
+    torch.testing.assert_close(found[1], found[0])
+    torch.testing.assert_close(found[2], found[0])
+
+
+def test_chunks_hold_less_memory() -> None:
+    decoder, z = (
+        CrossAttentionDecoder(8, 32, layers=1, heads=2, head_dim=8, query_dim=32, slot_hidden=8),
+        torch.rand(2, 3, 8),
+    )
+    peaks = [
+        measure_peaks(partial(interaction_penalty, decoder, z, chunk=chunk), lambda loss: loss.backward(), "cpu").full
+        for chunk in (None, 64)
+    ]
+    assert peaks[1] < peaks[0] / 4
+
+
+def test_chunks_that_cannot_be_are_refused() -> None:
+    with pytest.raises(ValueError, match="chunk=3 needs a decoder that takes"):
+        interaction_penalty(Bent().double(), slots(1), chunk=3)
+    with pytest.raises(ValueError, match="chunk is 0; method 'hessian' expects at least 1 pixel"):
+        interaction_penalty(SlotTransformer(), slots(1), chunk=0)
+    with pytest.raises(ValueError, match="method 'attention' expects None, since it takes no derivatives"):
+        interaction_penalty(SlotTransformer(), slots(1), method="attention", chunk=2)
 
 
 def test_slots_may_lie_in_another_dimension() -> None:

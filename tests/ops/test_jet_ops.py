@@ -190,7 +190,12 @@ ODD = [
     *(attention_case(channels, N=3, S=S, D=D, H=1) for channels in (1, 4) for S, D in SIZES),
     *(attention_case(channels, N=50, S=S, D=7, sides=sides) for channels in (1, 4) for S in (1, 5) for sides in "uv"),
 ]
-SMALL = [*pointwise_cases(3), *linear_cases(2, 3, out=2), *norm_cases(2, 3), *(attention_case(c, 3, 3, 2, H=1, masked=True) for c in (1, 4))]
+SMALL = [
+    *pointwise_cases(3),
+    *linear_cases(2, 3, out=2),
+    *norm_cases(2, 3),
+    *(attention_case(c, 3, 3, 2, H=1, masked=True) for c in (1, 4)),
+]
 named = {"ids": lambda case: case.name}
 
 
@@ -271,7 +276,12 @@ def test_odd_shapes_are_as_exact_as_plain_torch(case: Case) -> None:
 def test_many_rows_are_summed_exactly() -> None:
     """Several tiles, several tasks, and a ragged end."""
     rows = 300 if interpreting() else 2000
-    for case in (*linear_cases(rows, 20, out=30), *norm_cases(rows, 20), attention_case(4, rows, B=1, H=1), attention_case(1, rows, B=1, H=1)):
+    for case in (
+        *linear_cases(rows, 20, out=30),
+        *norm_cases(rows, 20),
+        attention_case(4, rows, B=1, H=1),
+        attention_case(1, rows, B=1, H=1),
+    ):
         assert_as_exact_as_the_reference(case, case.inputs(torch.float32))
 
 
@@ -343,7 +353,9 @@ def test_an_image_without_any_live_slot_gets_zeros(channels: int) -> None:
     assert all((x[:, 0] == 0).all() and x.isfinite().all() for x in (out, *grads))
 
 
-@pytest.mark.parametrize("case", [*pointwise_cases(0), *linear_cases(0, 5, out=3), *norm_cases(0, 5), attention_case(4, N=0)], **named)
+@pytest.mark.parametrize(
+    "case", [*pointwise_cases(0), *linear_cases(0, 5, out=3), *norm_cases(0, 5), attention_case(4, N=0)], **named
+)
 def test_empty_inputs_give_empty_outputs_and_zero_gradients(case: Case) -> None:
     out, *grads = run(case.call, case.inputs(torch.float32))
     assert out.numel() == 0 and all((grad == 0).all() for grad in grads)
@@ -391,7 +403,11 @@ def test_opcheck_finds_nothing(case: Case) -> None:
         torch.library.opcheck(case.raw.default, (*tensors, *case.arguments))
 
 
-@pytest.mark.parametrize("case", [*pointwise_cases(3, 43)[:1], *linear_cases(3, 43, out=20)[:1], *norm_cases(2, 43)[::2], attention_case(4)], **named)
+@pytest.mark.parametrize(
+    "case",
+    [*pointwise_cases(3, 43)[:1], *linear_cases(3, 43, out=20)[:1], *norm_cases(2, 43)[::2], attention_case(4)],
+    **named,
+)
 def test_compiles_as_one_graph(case: Case) -> None:
     torch.compiler.reset()
     compiled = torch.compile(case.call, fullgraph=True, dynamic=True, backend="aot_eager")

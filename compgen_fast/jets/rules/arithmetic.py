@@ -145,7 +145,7 @@ def power(base: Any, exponent: Any) -> Any:
     if isinstance(exponent, Jet):
         return torch.exp(exponent * torch.log(as_constant(base, exponent)))
     if isinstance(exponent, Tensor) and exponent.dim():
-        return torch.exp(torch.log(base) * exponent)
+        return _power_of_each(base.expand(torch.broadcast_shapes(base.shape, exponent.shape)), exponent)
     p = exponent.item() if isinstance(exponent, Tensor) else exponent
     x = base.primal
     return chain(base, x**p, p * x ** (p - 1) if p else torch.zeros_like(x), _second_of_power(x, p))
@@ -153,6 +153,13 @@ def power(base: Any, exponent: Any) -> Any:
 
 def _second_of_power(x: Tensor, p: float) -> Tensor | None:
     return None if p in (0, 1) else p * (p - 1) * x ** (p - 2)
+
+
+def _power_of_each(base: Jet, p: Tensor) -> Jet:
+    """An exponent for every element; where a factor is zero the power beside it may be infinite, and does not count."""
+    x = base.primal
+    slope, bend = ((factor == 0, factor * x**q) for factor, q in ((p, p - 1), (p * (p - 1), p - 2)))
+    return chain(base, x**p, slope[1].masked_fill(slope[0], 0), bend[1].masked_fill(bend[0], 0))
 
 
 @jet_rule(Tensor.__rpow__)
@@ -178,3 +185,9 @@ def add_quotient(x: Any, a: Any, b: Any, *, value: float = 1) -> Any:
 @jet_rule(*spellings("lerp"))
 def interpolate_linearly(start: Any, end: Any, weight: Any) -> Any:
     return start + weight * (end - start)
+
+
+@jet_rule(*spellings("glu"))
+def gated_linear_unit(x: Jet, dim: int = -1) -> Any:
+    a, b = x.chunk(2, dim)
+    return a * torch.sigmoid(b)

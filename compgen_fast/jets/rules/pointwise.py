@@ -104,6 +104,26 @@ def elu(x: Tensor, alpha: float = 1.0) -> Derivatives:
     return torch.nn.functional.elu(x, alpha), torch.where(above, 1.0, below), below.masked_fill(above, 0)
 
 
+@pointwise("celu")
+def celu(x: Tensor, alpha: float = 1.0) -> Derivatives:
+    below, above = torch.exp(x.clamp(max=0) / alpha), x > 0
+    return torch.nn.functional.celu(x, alpha), torch.where(above, 1.0, below), (below / alpha).masked_fill(above, 0)
+
+
+@pointwise("selu")
+def selu(x: Tensor) -> Derivatives:
+    scale, alpha = 1.0507009873554804934193349852946, 1.6732632423543772848170429916717
+    y, slope, bend = elu(x, alpha)
+    assert bend is not None
+    return scale * y, scale * slope, scale * bend
+
+
+@pointwise("hardswish")
+def hardswish(x: Tensor) -> Derivatives:
+    inside, above = (x.abs() < 3).to(x.dtype), (x >= 3).to(x.dtype)
+    return torch.nn.functional.hardswish(x), inside * (2 * x + 3) / 6 + above, inside / 3
+
+
 @pointwise("softplus")
 def softplus(x: Tensor, beta: float = 1.0, threshold: float = 20.0) -> Derivatives:
     s, linear = torch.sigmoid(beta * x), beta * x > threshold
@@ -162,6 +182,24 @@ def log(x: Tensor) -> Derivatives:
     return torch.log(x), 1 / x, -1 / (x * x)
 
 
+@pointwise("exp2")
+def exp2(x: Tensor) -> Derivatives:
+    y = torch.exp2(x)
+    return y, math.log(2) * y, math.log(2) ** 2 * y
+
+
+@pointwise("log2")
+def log2(x: Tensor) -> Derivatives:
+    slope = 1 / (math.log(2) * x)
+    return torch.log2(x), slope, -slope / x
+
+
+@pointwise("log10")
+def log10(x: Tensor) -> Derivatives:
+    slope = 1 / (math.log(10) * x)
+    return torch.log10(x), slope, -slope / x
+
+
 @pointwise("log1p")
 def log1p(x: Tensor) -> Derivatives:
     r = 1 / (1 + x)
@@ -178,6 +216,18 @@ def sin(x: Tensor) -> Derivatives:
 def cos(x: Tensor) -> Derivatives:
     y = torch.cos(x)
     return y, -torch.sin(x), -y
+
+
+@pointwise("sinh")
+def sinh(x: Tensor) -> Derivatives:
+    y = torch.sinh(x)
+    return y, torch.cosh(x), y
+
+
+@pointwise("cosh")
+def cosh(x: Tensor) -> Derivatives:
+    y = torch.cosh(x)
+    return y, torch.sinh(x), y
 
 
 @pointwise("erf")
