@@ -40,7 +40,8 @@ class Panels {
         const int depth = std::min<int64_t>(kDepth, I - i);
         const T* W = data_.data() + panel * I + i * kWidth;
         T* to = y + begin(panel);
-        if (i == 0) compgen::multiply<T, false>(rows, kWidth, depth, x + i, I, 1, W, kWidth, to, O);
+        const Prefetch next(y + begin(panel + kWidth), O * sizeof(T), rows, kWidth * sizeof(T), true);
+        if (i == 0) compgen::multiply<T, false>(rows, kWidth, depth, x + i, I, 1, W, kWidth, to, O, next);
         else compgen::multiply<T, true>(rows, kWidth, depth, x + i, I, 1, W, kWidth, to, O);
       }
   }
