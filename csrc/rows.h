@@ -5,6 +5,7 @@
 
 #include <vector>
 
+#include "convert.h"
 #include "memory.h"
 #include "slot_tile.h"
 
@@ -36,8 +37,7 @@ class RowTile {
   void read(int64_t b, int64_t n, int64_t h, int count) {
     place(tensor_.const_data_ptr<Scalar>() + offset(b, n, h));
     if (!staged()) return;
-    for (int r = 0; r < count; ++r)
-      for (int d = 0; d < width_; ++d) data_[r * stride_ + d] = static_cast<T>(rows_[r * tensor_.stride(1) + d]);
+    for (int r = 0; r < count; ++r) copy_row<T>(rows_ + r * tensor_.stride(1), width_, data_ + r * stride_);
   }
 
   // Makes data() the place to write rows [n, n + count) of image b and head h to; `finish` completes the write.
@@ -46,8 +46,7 @@ class RowTile {
   void finish(int count) {
     if (!staged()) return;
     Scalar* rows = const_cast<Scalar*>(rows_);
-    for (int r = 0; r < count; ++r)
-      for (int d = 0; d < width_; ++d) rows[r * tensor_.stride(1) + d] = static_cast<Scalar>(data_[r * stride_ + d]);
+    for (int r = 0; r < count; ++r) copy_row<T>(data_ + r * stride_, width_, rows + r * tensor_.stride(1));
   }
 
   T* data() const { return data_; }
