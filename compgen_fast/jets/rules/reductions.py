@@ -70,7 +70,14 @@ def deviation(x: Any, *args: Any, **kwargs: Any) -> Any:
     return torch.sqrt(variance(x, *args, **kwargs))
 
 
-@jet_rule(*spellings("norm"), torch.linalg.vector_norm, torch.linalg.norm)
+@jet_rule(torch.linalg.norm)
+def vector_or_matrix_norm(x: Any, ord: Any = None, dim: Any = None, keepdim: bool = False, **kwargs: Any) -> Any:
+    if ord is not None and len(_dims(x, dim)) == 2:
+        raise NotImplementedError("jets: norms of matrices have no rule; use torch.linalg.vector_norm for Frobenius")
+    return norm(x, ord, dim, keepdim, **kwargs)
+
+
+@jet_rule(*spellings("norm"), torch.linalg.vector_norm)
 def norm(x: Any, p: Any = 2, dim: Any = None, keepdim: bool = False, *, ord: Any = None, dtype: Any = None) -> Any:
     if (p if ord is None else ord) not in (2, 2.0, "fro", None):
         raise NotImplementedError(f"jets: only the Euclidean norm has a rule, not p={p if ord is None else ord}")
@@ -121,14 +128,17 @@ jet_rule(*spellings("max"), torch.maximum, Tensor.maximum)(_extreme("max"))
 jet_rule(*spellings("min"), torch.minimum, Tensor.minimum)(_extreme("min"))
 
 
-@jet_rule(*spellings("amax"))
-def amax(x: Jet, dim: int, keepdim: bool = False) -> Any:
-    return _extreme("max")(x, dim, keepdim)[0]
+def _extreme_over(name: str) -> Any:
+    def rule(x: Any, dim: Any = (), keepdim: bool = False) -> Any:
+        for d in _dims(x, dim):
+            x = _extreme(name)(x, d, True)[0]
+        return x if keepdim else x.squeeze(_dims(x, dim))
+
+    return rule
 
 
-@jet_rule(*spellings("amin"))
-def amin(x: Jet, dim: int, keepdim: bool = False) -> Any:
-    return _extreme("min")(x, dim, keepdim)[0]
+jet_rule(*spellings("amax"))(_extreme_over("max"))
+jet_rule(*spellings("amin"))(_extreme_over("min"))
 
 
 @jet_rule(*spellings("where"))
