@@ -1,11 +1,14 @@
 """The command line: quick to answer, one sentence for a mistake, and nothing hidden."""
 
+import itertools
 import os
 import subprocess
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from PIL import Image
 
 from compgen_fast import cli
 
@@ -115,3 +118,54 @@ def test_a_bug_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cli.Env, "run", broken)
     with pytest.raises(ValueError, match="not the user's fault"):
         cli.main(["env"])
+
+
+def test_a_world_is_drawn_packed_verified_and_inspected(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    picture, shards = tmp_path / "world.png", tmp_path / "shards"
+    assert cli.main(["world", "show", "shapes2d", "--resolution", "16", "--out", str(picture)]) == 0
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    size = ["--size", "20", "--shard-size", "8", "--resolution", "16"]
+    assert cli.main(["pack", "scenes", str(shards), *size, "--split", "texture", "--part", "ood"]) == 0
+    assert "20 samples, 3 shards" in capsys.readouterr().out
+    assert cli.main(["verify", str(shards)]) == 0
+    assert cli.main(["inspect", str(shards), "--picture", str(picture)]) == 0
+    assert "scenes-texture-ood" in capsys.readouterr().out
+    first = shards / "shard-000000.tar"
+    first.write_bytes(first.read_bytes()[:-2000])
+    assert cli.main(["verify", str(shards)]) == 1
+    assert "shard-000000.tar" in capsys.readouterr().out
+
+
+def test_a_folder_is_packed_by_its_adapter(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = tmp_path / "images"
+    folder.mkdir()
+    lines = ["filename,shape,ground"]
+    for number, (shape, ground) in enumerate(itertools.product("abc", "xyz")):
+        Image.new("RGB", (20, 16), (number, 0, 0)).save(folder / f"{number}.png")
+        lines.append(f"{number}.png,{shape},{ground}")
+    (folder / "factors.csv").write_text("\n".join(lines))
+    command = ["pack", str(folder), str(tmp_path / "out"), "--adapter", "images", "--resolution", "16"]
+    assert cli.main([*command, "--hold-out", "shape", "ground", "--part", "ood"]) == 0
+    assert "3 samples, 1 shards" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["pack", "nowhere", "out"], "there is no world 'nowhere'; expected one of scenes"),
+        (["pack", ".", "out"], "is a folder: say what is in it with --adapter"),
+        (["pack", "scenes", "out", "--subset", "val"], "--subset is for folders opened with --adapter"),
+        (["pack", "no/folder", "out", "--adapter", "clevr"], "there is no such folder; CLEVR is expected as"),
+        (["world", "show", "scenes", "--split", "mood"], "there is no split 'mood'; expected one of background"),
+        (["world", "show", "scenes", "--options", "objects"], "--options objects: expected name=value"),
+        (["world", "show", "scenes", "--options", "legs=4"], "scenes: there is no option 'legs'"),
+        (["inspect", "no/folder"], "expected a folder made by `compgen pack`"),
+    ],
+)
+def test_data_that_cannot_be_had_is_a_sentence_and_exit_2(
+    arguments: list[str], sentence: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(arguments) == 2
+    shown = capsys.readouterr()
+    assert sentence in shown.err
+    assert shown.out == ""

@@ -1,0 +1,99 @@
+"""A ``Source`` over image files and factor columns, and a view on some of the samples of another source."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from compgen_fast.worlds.adapters.columns import Columns
+from compgen_fast.worlds.adapters.pixels import read_image, read_mask
+from compgen_fast.worlds.source import Factor, Samples, Source
+
+
+class Tabled(Source, Protocol):
+    """A source whose factors are all known without decoding an image."""
+
+    @property
+    def table(self) -> Columns:
+        """The factors of every sample, as in ``Samples.factors``."""
+        ...
+
+
+@dataclass(frozen=True, eq=False)
+class FolderSource:
+    """Images below a folder, decoded when asked for; holds names and numbers only, so it is cheap to send to workers.
+
+    images, masks: paths from the folder, one for each sample; no masks where the data set has none.
+    """
+
+    name: str
+    folder: Path
+    factors: tuple[Factor, ...]
+    table: Columns
+    images: tuple[str, ...]
+    resolution: int
+    masks: tuple[str, ...] = ()
+    slots: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        check_resolution(self.name, self.resolution)
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def samples(self, indices: NDArray[np.int64]) -> Samples:
+        check_indices(self, indices)
+        size = (len(indices), self.resolution, self.resolution)
+        images, masks = np.empty((*size, 3), np.uint8), np.empty(size, np.uint8) if self.masks else None
+        for row, index in enumerate(indices):
+            path = self.folder / self.images[index]
+            images[row] = read_image(path, self.resolution)
+            if masks is not None:
+                masks[row] = read_mask(self.folder / self.masks[index], path, self.resolution, len(self.slots))
+        return Samples(images, rows(self.table, indices), masks)
+
+
+@dataclass(frozen=True, eq=False)
+class View:
+    """Some samples of another source, in the order given: sample i of the view is the source's ``chosen[i]``."""
+
+    name: str
+    source: Tabled
+    chosen: NDArray[np.int64]
+
+    @property
+    def factors(self) -> tuple[Factor, ...]:
+        return self.source.factors
+
+    @property
+    def slots(self) -> tuple[str, ...]:
+        return self.source.slots
+
+    @property
+    def table(self) -> Columns:
+        return rows(self.source.table, self.chosen)
+
+    def __len__(self) -> int:
+        return len(self.chosen)
+
+    def samples(self, indices: NDArray[np.int64]) -> Samples:
+        check_indices(self, indices)
+        return self.source.samples(self.chosen[indices])
+
+
+def rows(table: Columns, indices: NDArray[np.int64]) -> Columns:
+    return {name: column[indices] for name, column in table.items()}
+
+
+def check_resolution(name: str, resolution: int) -> None:
+    if resolution < 1:
+        raise ValueError(f"{name}: resolution is {resolution}; expected at least 1 pixel")
+
+
+def check_indices(source: Source, indices: NDArray[np.int64]) -> None:
+    if len(indices) and not 0 <= indices.min() <= indices.max() < len(source):
+        raise IndexError(
+            f"{source.name}: asked for samples {indices.min()} to {indices.max()}; there are {len(source)}, from 0"
+        )
