@@ -186,7 +186,8 @@ def _in_parallel(job: _Job, workers: int, advance: Callable[[int], None]) -> lis
             return [future.result() for future in futures]
         except BrokenProcessPool:
             raise StreamError(
-                "a packing worker was killed (out of memory?); run the same command again, finished shards are kept"
+                "a packing worker ended early, killed (out of memory?) or unable to start (a script that packs with "
+                "several workers needs `if __name__ == '__main__':`); run it again, finished shards are kept"
             ) from None
         finally:
             pool.shutdown(wait=True, cancel_futures=True)
