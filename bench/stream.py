@@ -131,6 +131,8 @@ def run(quick: bool = False, threads: int = 1, json: str | None = None, device: 
                 rows += found
                 people.print(table(found))
         people.print(resume_table(Path(scratch) / RESUMED), memory_table())
+    for note in dict.fromkeys(f"{row.reader}: {row.unsupported}" for row in rows if row.unsupported):
+        people.print(f"unsupported: {note}", style="dim")
     people.print(LEGEND, style="dim")
     _write(rows, json, people)
     return RED if any(row.gate for row in rows) else GREEN
@@ -230,7 +232,7 @@ FLOORS = ("tar bytes", "decode only")
 
 
 def table(rows: Sequence[Row]) -> Group:
-    """One case: a line per reader, then who could not take part, and why."""
+    """One case: a line for each reader that could take part."""
     found = _table("", "reader", "samples/s", "ratio", "20–80 %")
     for row in rows:
         if row.ratio is not None:
@@ -239,10 +241,7 @@ def table(rows: Sequence[Row]) -> Group:
             spread = f"{row.ratio_low:.2g}–{row.ratio_high:.2g}"
             found.add_row(row.reader, f"{row.samples_per_second:,.0f}", ratio, spread)
     gate = next((row.gate for row in rows if row.gate), "")
-    notes = "\n".join(f"unsupported: {row.reader}: {row.unsupported}" for row in rows if row.unsupported)
-    return Group(
-        Text.assemble((rows[0].case, "bold"), (f"\n{gate}" if gate else "", "bold red")), found, Text(notes, "dim")
-    )
+    return Group(Text.assemble((rows[0].case, "bold"), (f"\n{gate}" if gate else "", "bold red")), found)
 
 
 def _table(title: str, first: str, *others: str) -> Table:
