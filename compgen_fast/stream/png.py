@@ -52,7 +52,7 @@ def _filtered_rows(data: bytes, out: Pixels) -> Pixels | None:
     side = isqrt(height - 1) + 1
     rows = np.empty((side * side, stride), np.uint8)
     unpacked = rows.reshape(-1)[: height * stride]
-    found = imagecodecs.deflate_decode(_deflated(data, len(start) + 4), out=unpacked)
+    found = imagecodecs.deflate_decode(_deflated(data, len(start) + 4), out=unpacked.data)
     if len(found) != len(unpacked):
         raise ValueError(f"it holds {len(found)} bytes of rows, not {len(unpacked)}")
     return rows if (rows[:height, 0] == _UP).all() else None
