@@ -20,15 +20,15 @@ import contextlib
 import gc
 import math
 import re
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Literal, Protocol
+from typing import Literal
 
 import numpy
 import torch
 from torch import Tensor
 
+from compgen_fast.bench.clock import Clock, clock_of
 from compgen_fast.bench.memory import measure_peaks
 
 Direction = Literal["forward", "backward", "full"]
@@ -151,49 +151,6 @@ class Row:
     torch: str
     commit: str | None
     timestamp: str
-
-
-class Clock(Protocol):
-    """Marks moments. On CUDA a moment is an event on the stream, known only later; hence two steps."""
-
-    def ready(self) -> None:
-        """Called before each pass, outside of the timing."""
-
-    def mark(self) -> Any: ...
-
-    def seconds(self, start: Any, end: Any) -> float: ...
-
-
-class CpuClock:
-    def ready(self) -> None:
-        pass
-
-    def mark(self) -> float:
-        return time.perf_counter()
-
-    def seconds(self, start: float, end: float) -> float:
-        return end - start
-
-
-class CudaClock:
-    """Written for, but never yet run on, a GPU."""
-
-    def __init__(self) -> None:
-        # Larger than any L2 cache: a pass must not find its inputs there because the previous one left them. Zeroing it
-        # also keeps the GPU busy while the first kernels are queued, which hides the launch latency.
-        self._flush = torch.empty(256 * 2**20, dtype=torch.int8, device="cuda")
-
-    def ready(self) -> None:
-        self._flush.zero_()
-
-    def mark(self) -> torch.cuda.Event:
-        event = torch.cuda.Event(enable_timing=True)
-        event.record()
-        return event
-
-    def seconds(self, start: torch.cuda.Event, end: torch.cuda.Event) -> float:
-        end.synchronize()
-        return float(start.elapsed_time(end)) / 1e3
 
 
 @dataclass(frozen=True)
@@ -440,13 +397,9 @@ def measure(case: Case, budget: float, stamp: Stamp, clock: Clock | None = None)
     """All rows of one case: one per direction and peer, also for peers and directions that could not be run."""
     with quiet_process(stamp.threads):
         problem, tried, verdict = try_all(case)
-        samples = {} if verdict else take_samples(case, tried, clock or _clock(case.device), budget)
+        samples = {} if verdict else take_samples(case, tried, clock or clock_of(case.device), budget)
         return [_row(problem, direction, tried[0], peer, verdict, samples, stamp)
                 for direction in case.directions for peer in tried[1:]]  # fmt: skip
-
-
-def _clock(device: str) -> Clock:
-    return CudaClock() if device == "cuda" else CpuClock()
 
 
 def take_samples(

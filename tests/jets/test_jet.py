@@ -117,6 +117,12 @@ def test_in_place_on_shared_memory_is_refused_with_advice() -> None:
         torch.zeros(2).double().add_(y)
 
 
+def test_norms_of_matrices_are_refused_rather_than_taken_for_frobenius() -> None:
+    x = Jet(torch.randn(4, 3, 3))
+    with pytest.raises(NotImplementedError, match="norms of matrices have no rule"):
+        torch.linalg.norm(x, 2, dim=(0, 1))
+
+
 def test_batch_norm_in_training_mode_is_refused() -> None:
     with pytest.raises(NotImplementedError, match="ties the samples of a batch together"):
         nn.BatchNorm1d(4).double()(random_jet("full", (5, 4)))
