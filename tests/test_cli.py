@@ -147,6 +147,8 @@ def test_a_folder_is_packed_by_its_adapter(tmp_path: Path, capsys: pytest.Captur
     command = ["pack", str(folder), str(tmp_path / "out"), "--adapter", "images", "--resolution", "16"]
     assert cli.main([*command, "--hold-out", "shape", "ground", "--part", "ood"]) == 0
     assert "3 samples, 1 shards" in capsys.readouterr().out
+    assert cli.main([*command, "--hold-out", "shape", "ground", "--part", "level1"]) == 2
+    assert "--part is 'level1'; with --hold-out it is one of train, validation, test, ood" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
