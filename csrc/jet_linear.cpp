@@ -77,6 +77,9 @@ bool is_tall(const Tensor& x, const Tensor& weight) {
 }
 
 Tensor jet_linear(const Tensor& x, const Tensor& weight, const std::optional<Tensor>& bias_in) {
+  TORCH_CHECK(x.dim() >= 2 && weight.dim() == 2 && x.size(-1) == weight.size(1), "jet_linear: x has shape ", x.sizes(),
+              " and weight ", weight.sizes(), "; expected [C, …, I] and [O, I]");
+  TORCH_CHECK(!bias_in || bias_in->sizes() == weight.sizes().slice(0, 1), "jet_linear: bias does not have shape [O]");
   std::vector<int64_t> sizes = x.sizes().vec();
   sizes.back() = weight.size(0);
   Tensor y = empty_result(sizes, x.options());

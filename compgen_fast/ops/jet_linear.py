@@ -19,6 +19,12 @@ from compgen_fast.ops.backends import define_op
 
 def jet_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """x [C, …, I], weight [O, I] and bias [O], all of one dtype, to [C, …, O]."""
+    if weight.dim() != 2 or x.shape[-1] != weight.shape[1] or (bias is not None and bias.shape != weight.shape[:1]):
+        given = "no bias" if bias is None else f"bias {list(bias.shape)}"
+        raise ValueError(
+            f"linear of a jet: the value has shape {list(x.shape[1:])}, weight {list(weight.shape)} and {given}; "
+            "expected […, I], [O, I] and [O]"
+        )
     refuse_forward_mode("jet_linear", x=x, weight=weight)
     return torch.ops.compgen.jet_linear(x, weight, bias)  # type: ignore[no-any-return]
 

@@ -441,6 +441,11 @@ def test_forward_mode_is_refused_rather_than_silently_dropped() -> None:
             "jet_gelu: approximate is 'sigmoid'; expected 'none' or 'tanh'",
         ),  # type: ignore[arg-type]
         (lambda: jet_silu(torch.ones(4, 5, dtype=torch.int32)), "jet_silu: x is torch.int32; expected one of"),
+        (
+            lambda: jet_linear(torch.ones(4, 100, 9), torch.ones(20, 8)),
+            r"value has shape \[100, 9\], weight \[20, 8\] and no bias; expected",
+        ),
+        (lambda: jet_linear(torch.ones(4, 9), torch.ones(20, 9), torch.ones(3)), r"bias \[3\]; expected \[…, I\]"),
         (lambda: jet_layer_norm(torch.ones(4)), r"jet_layer_norm: x has shape \[4\]; expected \[3 or 4, …, D\]"),
         (lambda: jet_layer_norm(torch.ones(4, 2), torch.ones(3)), r"weight has shape \[3\]; expected \[D\] = \[2\]"),
         (lambda: jet_layer_norm(torch.ones(4, 2), torch.ones(2).double()), "weight is torch.float64 but x is torch.fl"),
@@ -467,3 +472,11 @@ def attend(**changed: Tensor) -> Tensor:
     slots = torch.ones(2, 1, 3, 1, 4)
     usual = {"q": torch.ones(1, 1, 2, 1, 4), "k": slots, "v": slots, "side": torch.ones(1, 3, dtype=torch.bool)}
     return jet_cross_attention(**(usual | changed))
+
+
+def test_the_raw_linear_op_reads_nothing_beyond_its_rows() -> None:
+    """Enough rows for the path that packs the weight, which trusts the widths."""
+    with pytest.raises(RuntimeError):
+        torch.ops.compgen.jet_linear(torch.ones(4, 100, 43), torch.ones(17, 42), None)
+    with pytest.raises(RuntimeError):
+        torch.ops.compgen.jet_linear(torch.ones(4, 100, 43), torch.ones(17, 43), torch.ones(16))
