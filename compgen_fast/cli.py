@@ -36,7 +36,7 @@ class Env:
 class Bench:
     """Time our code against its peers, interleaved, after checking that they agree."""
 
-    suite: tyro.conf.Positional[Literal["slots", "jets", "stream"]]
+    suite: tyro.conf.Positional[Literal["slots", "jets", "stream", "train"]]
     """What to time."""
     quick: bool = False
     """Few repetitions: a look, not a measurement."""
@@ -245,6 +245,22 @@ def check_cuda() -> None:
         raise UsageError("--device cuda: torch sees no CUDA or ROCm device here; `compgen env` says what it sees")
 
 
+@dataclass(frozen=True)
+class WithRecipe:
+    """Here for the list of commands only: these are parsed by compgen_fast.train.command, which knows the recipes."""
+
+    def run(self) -> int:
+        raise AssertionError("parsed elsewhere")
+
+
+RECIPE_COMMANDS = {
+    "train": "Train by a recipe.",
+    "profile": "Where the time of a recipe's step goes.",
+    "model": "A recipe's model: parameters, FLOPs per image, shapes.",
+    "scale-plan": "What a recipe would do on many GPUs, modelled.",
+}
+
+
 Command = (
     Annotated[Env, tyro.conf.subcommand("env")]
     | Annotated[World, tyro.conf.subcommand("world")]
@@ -252,19 +268,28 @@ Command = (
     | Annotated[Verify, tyro.conf.subcommand("verify")]
     | Annotated[Inspect, tyro.conf.subcommand("inspect")]
     | Annotated[Bench, tyro.conf.subcommand("bench")]
+    | Annotated[WithRecipe, tyro.conf.subcommand("train", description=RECIPE_COMMANDS["train"])]
+    | Annotated[WithRecipe, tyro.conf.subcommand("profile", description=RECIPE_COMMANDS["profile"])]
+    | Annotated[WithRecipe, tyro.conf.subcommand("model", description=RECIPE_COMMANDS["model"])]
+    | Annotated[WithRecipe, tyro.conf.subcommand("scale-plan", description=RECIPE_COMMANDS["scale-plan"])]
 )
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Run one command and return its exit code. Wrong syntax exits 2 inside tyro."""
-    command: Env | World | Pack | Verify | Inspect | Bench = tyro.cli(
-        Command,
-        prog="compgen",
-        description="Train, invert and measure models that generalise by composition.",
-        args=arguments,
-        config=(tyro.conf.FlagCreatePairsOff,),
-    )
+    given = sys.argv[1:] if arguments is None else arguments
     try:
+        if given[:1] and given[0] in RECIPE_COMMANDS:
+            with refusals():
+                code: int = load("compgen_fast.train.command").run(given)
+            return code
+        command: Env | World | Pack | Verify | Inspect | Bench | WithRecipe = tyro.cli(
+            Command,
+            prog="compgen",
+            description="Train, invert and measure models that generalise by composition.",
+            args=given,
+            config=(tyro.conf.FlagCreatePairsOff,),
+        )
         return command.run()
     except UsageError as error:
         print(f"compgen: {error}", file=sys.stderr)

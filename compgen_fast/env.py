@@ -18,6 +18,7 @@ from rich.console import Console
 from rich.table import Table
 
 from compgen_fast import __version__
+from compgen_fast.models.attention import attention_backend
 from compgen_fast.ops import backends
 from compgen_fast.ops.backends import Device
 
@@ -51,12 +52,21 @@ class Service:
 
 
 @dataclass(frozen=True)
+class SelfAttention:
+    """Whose kernel serves the encoders' self-attention on one device."""
+
+    serves: str
+    reason: str
+
+
+@dataclass(frozen=True)
 class Environment:
     versions: dict[str, str | None]
     extension: Extension
     cpu: Cpu
     gpus: tuple[str, ...]
     ops: dict[str, dict[Device, Service]]
+    self_attention: dict[Device, SelfAttention]
 
 
 def collect() -> Environment:
@@ -72,6 +82,7 @@ def collect() -> Environment:
         cpu=Cpu(cpu_model(), usable_cores(), torch.backends.cpu.get_cpu_capability()),
         gpus=gpu_names(),
         ops={op: {device: service(op, device) for device in get_args(Device)} for op in backends.ops()},
+        self_attention={device: SelfAttention(*attention_backend(device)) for device in get_args(Device)},
     )
 
 
@@ -133,6 +144,8 @@ def machine_table(environment: Environment) -> Table:
         table.add_row("compiler", f"{extension.compiler}\n{' '.join(extension.flags)}")
     table.add_row("CPU", f"{cpu.model}, {cpu.cores} usable cores, {cpu.simd}")
     table.add_row("GPU", "\n".join(environment.gpus) or "none")
+    for device, attention in environment.self_attention.items():
+        table.add_row(f"self-attention, {device}", f"{attention.serves}: {attention.reason}")
     return table
 
 

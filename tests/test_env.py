@@ -37,7 +37,7 @@ def table(environment: env.Environment) -> str:
 
 
 def synthetic(ops: dict[str, dict[backends.Device, env.Service]], error: str | None = None) -> env.Environment:
-    return env.Environment({"triton": None}, env.Extension(error), env.Cpu("Z80", 1, "none"), (), ops)
+    return env.Environment({"triton": None}, env.Extension(error), env.Cpu("Z80", 1, "none"), (), ops, {})
 
 
 def served_by(backend: backends.Backend) -> dict[backends.Device, env.Service]:
@@ -70,6 +70,14 @@ def test_versions_and_devices_are_named(untouched: dict[str, Any]) -> None:
     assert untouched["versions"]["python"] == ".".join(map(str, sys.version_info[:3]))
     assert untouched["cpu"]["model"]
     assert untouched["cpu"]["cores"] >= 1
+
+
+def test_who_serves_self_attention_is_said_in_both_forms(untouched: dict[str, Any]) -> None:
+    assert set(untouched["self_attention"]) == DEVICES
+    assert untouched["self_attention"]["cpu"]["serves"] == "torch"
+    words = set(table(env.collect()).split())
+    for attention in env.collect().self_attention.values():
+        assert {f"{attention.serves}:", *attention.reason.split()} <= words
 
 
 def test_a_backend_chosen_by_hand_disables_the_others_by_name() -> None:

@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import checkpoint as recomputed
 
+from compgen_fast.draws import Draws
 from compgen_fast.jets.jet import Jet, unsided
 
 Decoder = Callable[..., Tensor]
@@ -24,13 +25,13 @@ Method = Literal["hessian", "pairs", "attention", "contrast", "triple"]
 @overload
 def interaction_penalty(
     decoder: Decoder, z: Tensor, *, method: Method = ..., probes: int = ..., pixels: int | Tensor | None = ...,
-    slots_dim: int = ..., generator: torch.Generator | None = ..., checkpoint: bool = ..., chunk: int | None = ...,
+    slots_dim: int = ..., generator: torch.Generator | Draws | None = ..., checkpoint: bool = ..., chunk: int | None = ...,
     return_output: Literal[False] = ...,
 ) -> Tensor: ...  # fmt: skip
 @overload
 def interaction_penalty(
     decoder: Decoder, z: Tensor, *, method: Method = ..., probes: int = ..., pixels: int | Tensor | None = ...,
-    slots_dim: int = ..., generator: torch.Generator | None = ..., checkpoint: bool = ..., chunk: int | None = ...,
+    slots_dim: int = ..., generator: torch.Generator | Draws | None = ..., checkpoint: bool = ..., chunk: int | None = ...,
     return_output: Literal[True],
 ) -> tuple[Tensor, Tensor]: ...  # fmt: skip
 @torch.compiler.disable  # dynamo does not follow tensor subclasses like Jet, and does not say so
@@ -42,7 +43,7 @@ def interaction_penalty(
     probes: int = 1,
     pixels: int | Tensor | None = None,
     slots_dim: int = 1,
-    generator: torch.Generator | None = None,
+    generator: torch.Generator | Draws | None = None,
     checkpoint: bool = False,
     chunk: int | None = None,
     return_output: bool = False,
@@ -62,7 +63,8 @@ def interaction_penalty(
         pixels: decode these pixels only, by ``decoder(z, pixels=index)``. An index tensor goes as it is. A number n
             draws n of ``decoder.num_pixels`` pixels and scales up: unbiased when pixels decode independently.
         slots_dim: the dimension of z that counts slots; dimension 0 is the batch.
-        generator: source of the random directions and pixels, on z's device.
+        generator: source of the random directions and pixels, on z's device; `Draws` where z is a part of a batch that
+            is split over ranks.
         checkpoint: recompute each derivative in the backward pass, so that memory holds one of them at a time.
         chunk: take derivatives of this many pixels at a time and recompute them in the backward pass, so that memory
             holds one chunk of one derivative. For decoders that take decoder(z, pixels=index) → [B, len(index), …].
@@ -72,7 +74,8 @@ def interaction_penalty(
     bits cannot hold it.
     """
     _check(z, slots_dim, method, probes, chunk)
-    index, factor = _chosen(decoder, z, pixels, chunk, generator)
+    draws = generator if isinstance(generator, Draws) else Draws(generator)
+    index, factor = _chosen(decoder, z, pixels, chunk, draws)
     decoder = uncompiled(decoder)
     if method == "attention":
         penalty, output = _attention(_on_pixels(decoder, index), z)
@@ -83,7 +86,7 @@ def interaction_penalty(
                 total, output = None, _on_pixels(decoder, index)(z) if return_output else z
             else:
                 parts = [_on_pixels(decoder, part) for part in _chunks(index, chunk)]
-                total, output = _METHODS[method](_Probe(parts, z, slots_dim, generator, checkpoint), probes)
+                total, output = _METHODS[method](_Probe(parts, z, slots_dim, draws, checkpoint), probes)
         # Zero by structure is still a loss: it hangs on z, with gradient zero.
         penalty = (z * 0).sum() if total is None else total * factor
     return (penalty, output) if return_output else penalty
@@ -106,7 +109,7 @@ def _check(z: Tensor, slots_dim: int, method: str, probes: int, chunk: int | Non
 
 
 def _chosen(
-    decoder: Decoder, z: Tensor, pixels: int | Tensor | None, chunk: int | None, generator: torch.Generator | None
+    decoder: Decoder, z: Tensor, pixels: int | Tensor | None, chunk: int | None, draws: Draws
 ) -> tuple[Tensor | None, float]:
     """The pixels to decode (None: all, unnamed), and by how much their sum is to be scaled up."""
     if isinstance(pixels, Tensor) or (pixels is None and chunk is None):
@@ -120,7 +123,7 @@ def _chosen(
         )
     if pixels is None:
         return torch.arange(total, device=z.device), 1.0
-    return torch.randperm(total, generator=generator, device=z.device)[:pixels], total / pixels
+    return draws.permutation(total, z.device)[:pixels], total / pixels
 
 
 def _on_pixels(decoder: Decoder, index: Tensor | None) -> Decoder:
@@ -149,25 +152,25 @@ class _Probe:
         parts: Sequence[Decoder],
         z: Tensor,
         slots_dim: int,
-        generator: torch.Generator | None,
+        draws: Draws,
         checkpoint: bool,
     ) -> None:
-        self.parts, self.z, self.slots_dim, self.generator = parts, z, slots_dim, generator
+        self.parts, self.z, self.slots_dim, self.draws = parts, z, slots_dim, draws
         self.recompute = checkpoint or len(parts) > 1
         self.slots = z.shape[slots_dim]
 
     def signs(self) -> Tensor:
         """Rademacher: ±1 for every number in z."""
-        coins = torch.randint(0, 2, self.z.shape, generator=self.generator, device=self.z.device)
-        return (2 * coins - 1).to(self.z.dtype)
+        return self.draws.signs(self.z)
 
     def split(self) -> tuple[Tensor, float]:
         """A side for each slot of each sample, half of them True, and the share of pairs that a split parts.
 
         Half against half parts more pairs than coins would, and never none.
         """
-        B, K, half = len(self.z), self.slots, self.slots // 2
-        order = torch.rand(B, K, generator=self.generator, device=self.z.device).argsort(1)
+        K, half = self.slots, self.slots // 2
+        per_slot = torch.empty(len(self.z), K, device=self.z.device)
+        order = self.draws.uniform(per_slot).argsort(1)
         return self.over_slots(order < half), 2 * half * (K - half) / (K * (K - 1))
 
     def over_slots(self, per_slot: Tensor) -> Tensor:

@@ -1,6 +1,21 @@
-"""Models: what turns images into slots and slots into images."""
+"""Models: what turns images into slots and slots into images. `compgen_fast.models.build` makes them from settings."""
 
+from compgen_fast.models.additive_decoder import AdditiveDecoder
+from compgen_fast.models.broadcast_decoder import SpatialBroadcastDecoder
 from compgen_fast.models.cross_attention_decoder import CrossAttentionDecoder
+from compgen_fast.models.patch_decoder import PatchDecoder
 from compgen_fast.models.slot_attention import SlotAttention
+from compgen_fast.models.slot_encoder import SlotEncoder
+from compgen_fast.models.slot_vae import SlotVAE
+from compgen_fast.models.supervised import SupervisedEncoder
 
-__all__ = ["CrossAttentionDecoder", "SlotAttention"]
+__all__ = [
+    "AdditiveDecoder",
+    "CrossAttentionDecoder",
+    "PatchDecoder",
+    "SlotAttention",
+    "SlotEncoder",
+    "SlotVAE",
+    "SpatialBroadcastDecoder",
+    "SupervisedEncoder",
+]

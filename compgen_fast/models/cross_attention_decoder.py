@@ -7,6 +7,7 @@ between pixels, so each pixel decodes by itself and any subset can be decoded al
 import torch
 from torch import Tensor, nn
 
+from compgen_fast.jets.penalty import RecordedWeights
 from compgen_fast.ops import slot_cross_attention
 
 
@@ -58,6 +59,12 @@ class CrossAttentionDecoder(nn.Module):
             x = layer(x, slots)
         colours: Tensor = self.to_colour(x)
         return colours
+
+    def decode_with_masks(self, z: Tensor, pixels: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """The pixels, and which slot each looked at: [B, K, N], the mean over layers and heads, 1 summed over slots."""
+        with RecordedWeights() as recorded:
+            colours = self(z, pixels)
+        return colours, torch.stack(recorded.weights).mean(0).mT
 
 
 class CrossAttentionLayer(nn.Module):

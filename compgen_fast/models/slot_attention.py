@@ -4,6 +4,7 @@ Each round, slots compete for the inputs (``slot_competition``), and a GRU and a
 The rounds are a fixed-point iteration; gradients go back through all of them, or through the fixed point alone.
 """
 
+import math
 from typing import Literal
 
 import torch
@@ -61,7 +62,7 @@ class SlotAttention(nn.Module):
         self.mlp = nn.Sequential(nn.Linear(dim, hidden_dim), nn.ReLU(), nn.Linear(hidden_dim, dim))
         self.slot_mean = nn.Parameter(torch.randn(1, 1 if initial == "sampled" else num_slots, dim) * dim**-0.5)
         if initial == "sampled":
-            self.slot_log_scale = nn.Parameter(torch.full((1, 1, dim), -0.5 * torch.tensor(float(dim)).log().item()))
+            self.slot_log_scale = nn.Parameter(torch.full((1, 1, dim), -0.5 * math.log(dim)))
 
     def forward(
         self,
@@ -106,12 +107,16 @@ class SlotAttention(nn.Module):
         if self.initial == "sampled":
             shape = (batch, wanted, self.dim)
             noise = torch.randn(shape, generator=generator, device=self.slot_mean.device, dtype=self.slot_mean.dtype)
-            return self.slot_mean + self.slot_log_scale.exp() * noise
+            return self.slots_from(noise)
         if wanted != self.num_slots:
             raise ValueError(
                 f"SlotAttention: num_slots={wanted} but {self.num_slots} starts were learned; use initial='sampled'"
             )
         return self.slot_mean.expand(batch, -1, -1)
+
+    def slots_from(self, noise: Tensor) -> Tensor:
+        """Sampled slots to start from, made of standard normal numbers [B, S, dim] that the caller drew."""
+        return self.slot_mean + self.slot_log_scale.exp() * noise
 
     def _rounds(self, slots: Tensor, k: Tensor, v: Tensor, slot_mask: Tensor | None) -> Tensor:
         """All rounds but the last."""

@@ -1,0 +1,108 @@
+"""What a model is made of, as typed settings: a recipe holds them, the command line overrides them, a checkpoint
+carries them. `compgen_fast.models.build` turns them into modules.
+"""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+Penalty = Literal["none", "hessian", "pairs", "attention", "contrast", "triple"]
+
+
+@dataclass(frozen=True)
+class EncoderConfig:
+    """Image → features (``kind``) → slots (``slots_by``)."""
+
+    kind: Literal["cnn", "vit"] = "cnn"
+    """cnn: 4 convolutions of 5×5; vit: a Vision Transformer."""
+    width: int = 64
+    """Channels of the features."""
+    downsample: int = 4
+    """cnn: pixels per feature along a side; 1, 2, 4, 8 or 16."""
+    patch: int = 8
+    """vit: pixels of a patch along a side."""
+    layers: int = 6
+    """vit: Transformer blocks."""
+    heads: int = 4
+    """vit: attention heads."""
+    weights: Path | None = None
+    """vit: a local file of a timm ViT's weights; its sizes then replace width, patch, layers and heads."""
+    lora_rank: int = 0
+    """vit with weights: train low-rank updates of this rank and freeze the rest; 0 trains everything."""
+    slots_by: Literal["attention", "queries"] = "queries"
+    """attention: Slot Attention; queries: a Transformer with learned slot queries."""
+    slot_layers: int = 3
+    """Rounds of Slot Attention, or layers of the slot Transformer."""
+    slot_heads: int = 4
+    """Heads of the slot Transformer."""
+
+
+@dataclass(frozen=True)
+class DecoderConfig:
+    """Slots → pixels."""
+
+    kind: Literal["cross_attention", "broadcast_cnn", "broadcast_mlp", "additive", "patch"] = "cross_attention"
+    """broadcast_*: each slot paints an image and a mask, masks compete; additive: the images are summed without
+    masks, so slots cannot interact; patch: cross-attention by patches instead of pixels."""
+    layers: int = 2
+    """Cross-attention layers, or layers of the spatial-broadcast network."""
+    heads: int = 12
+    """cross_attention and patch: attention heads."""
+    head_dim: int = 43
+    """cross_attention and patch: width of a head."""
+    query_dim: int = 180
+    """Width of a pixel's query, or of the broadcast network's hidden layers."""
+    slot_hidden: int = 2064
+    """cross_attention and patch: hidden width of the slots' MLP."""
+    octaves: int = 8
+    """Fourier features of a pixel's position, 4 per octave."""
+    patch: int = 4
+    """patch: pixels of a patch along a side."""
+
+
+@dataclass(frozen=True)
+class LossConfig:
+    """sigma · squared error (summed over an image) + beta · KL (summed) + alpha · interaction penalty."""
+
+    sigma: float = 1.0
+    beta: float = 0.05
+    alpha: float = 0.05
+    penalty: Penalty = "attention"
+    penalty_pixels: int | None = None
+    """Of the derivative penalties: how many pixels, drawn anew each step; None for all."""
+    probes: int = 1
+    """Random directions per image of hessian, pairs and triple."""
+    alpha_warmup: int = 0
+    """Steps over which alpha grows linearly from 0."""
+    beta_warmup: int = 0
+    """Steps over which beta grows linearly from 0."""
+
+
+@dataclass(frozen=True)
+class SlotVAEConfig:
+    """A slot VAE for square images."""
+
+    image_size: int = 128
+    slots: int = 7
+    slot_dim: int = 32
+    encoder: EncoderConfig = field(default_factory=EncoderConfig)
+    decoder: DecoderConfig = field(default_factory=DecoderConfig)
+    loss: LossConfig = field(default_factory=LossConfig)
+    checkpoint_activations: bool = False
+    """Recompute the encoder's blocks and the penalty's derivatives in the backward pass: less memory, more time."""
+
+
+@dataclass(frozen=True)
+class SupervisedConfig:
+    """The encoder-only baseline: slots of the same encoder, each read out linearly into the factors of its object."""
+
+    image_size: int = 128
+    slots: int = 7
+    slot_dim: int = 32
+    encoder: EncoderConfig = field(default_factory=EncoderConfig)
+    factors: tuple[str, ...] = ()
+    """Which factors to predict, in slot order; empty for all the data set has."""
+    checkpoint_activations: bool = False
+
+
+ModelConfig = SlotVAEConfig | SupervisedConfig

@@ -1,0 +1,13 @@
+"""Named training runs: functions that return a config. `compgen train NAME` runs one, `--field value` changes it."""
+
+from collections.abc import Callable
+
+from compgen_fast.recipes.slot_vae import slot_vae_cpu, slot_vae_reference, slot_vae_small
+from compgen_fast.recipes.supervised import supervised_cpu
+from compgen_fast.train.config import TrainConfig
+
+RECIPES: dict[str, Callable[[], TrainConfig]] = {
+    recipe.__name__: recipe for recipe in (slot_vae_cpu, slot_vae_small, slot_vae_reference, supervised_cpu)
+}
+
+__all__ = ["RECIPES", "slot_vae_cpu", "slot_vae_reference", "slot_vae_small", "supervised_cpu"]

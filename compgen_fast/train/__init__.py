@@ -1,0 +1,1 @@
+"""Training: DeepSpeed's engine, checkpoints, guards, metrics. Start reading at loop.py."""

@@ -1,0 +1,111 @@
+"""The commands that take a recipe: `compgen train`, `profile`, `scale-plan`, `model`.
+
+A recipe is a subcommand whose options are the fields of its config, with the recipe's values as defaults. This module
+parses; loop.py, profiling.py, scaling.py and models/summary.py do the work.
+"""
+
+import os
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any, Union
+
+import tyro
+
+from compgen_fast.recipes import RECIPES
+from compgen_fast.train.config import TrainConfig
+
+Settings = Annotated[TrainConfig, tyro.conf.arg(name="")]
+
+
+@dataclass(frozen=True)
+class Train:
+    """Train by a recipe. Any of its settings can be changed on the command line."""
+
+    config: Settings = field(default_factory=TrainConfig)
+    resume: bool = False
+    """Go on from the newest checkpoint in --out; start if there is none."""
+    nproc: int = 1
+    """Processes on this machine: one per GPU, or several on a CPU."""
+    hostfile: Path | None = None
+    """Run on the machines listed in this file (`host slots=8`), by DeepSpeed's launcher."""
+
+    def run(self, arguments: list[str]) -> int:
+        from compgen_fast.train import launch, run
+
+        if "RANK" in os.environ or launch.placed(os.environ).size > 1:  # a launcher started this process
+            return run.run(self.config, self.resume)
+        if self.hostfile is not None:
+            return launch.run_hosts(self.hostfile, arguments)
+        if self.nproc != 1:
+            run.refuse_impossible(self.config, self.nproc)
+            return launch.run_ranks([sys.executable, "-m", "compgen_fast.cli", *arguments], self.nproc)
+        return run.run(self.config, self.resume)
+
+
+@dataclass(frozen=True)
+class Profile:
+    """Where a step's time goes: a table, and a trace to open in Perfetto."""
+
+    config: Settings = field(default_factory=TrainConfig)
+    profiled: int = 5
+    """Steps to record, after as many to warm up."""
+
+    def run(self, arguments: list[str]) -> int:
+        from compgen_fast.train import profiling
+
+        return profiling.run(self.config, self.profiled)
+
+
+@dataclass(frozen=True)
+class ScalePlan:
+    """What many GPUs would do: bytes moved, data rate, efficiency. A model, not a measurement."""
+
+    config: Settings = field(default_factory=TrainConfig)
+    gpus: str = "8..1024"
+    """How many: a range by doubling (8..1024) or a list (8,16,64)."""
+
+    def run(self, arguments: list[str]) -> int:
+        from compgen_fast.train import scaling
+
+        return scaling.run(self.config, self.gpus)
+
+
+@dataclass(frozen=True)
+class Model:
+    """A recipe's model: parameters, FLOPs per image, shapes."""
+
+    config: Settings = field(default_factory=TrainConfig)
+
+    def run(self, arguments: list[str]) -> int:
+        from rich.console import Console
+
+        from compgen_fast.models import summary
+
+        summary.show(summary.of_config(self.config.model), Console())
+        return 0
+
+
+COMMANDS: dict[str, type[Any]] = {"train": Train, "profile": Profile, "scale-plan": ScalePlan, "model": Model}
+
+
+def run(arguments: list[str]) -> int:
+    """Runs `compgen` with these arguments, the first of which is one of COMMANDS."""
+    code: int = parse(arguments[0], arguments[1:]).run(arguments)
+    return code
+
+
+def parse(name: str, arguments: list[str]) -> Any:
+    """The command called ``name`` with its recipe and settings; wrong syntax exits 2 with a sentence."""
+    command = COMMANDS[name]
+    recipes = tuple(
+        Annotated[command, tyro.conf.subcommand(recipe, default=command(config=make()), description=make.__doc__)]
+        for recipe, make in RECIPES.items()
+    )
+    return tyro.cli(
+        Union[recipes],  # type: ignore[arg-type]  # noqa: UP007 made at run time
+        prog=f"compgen {name}",
+        description=command.__doc__,
+        args=arguments,
+        config=(tyro.conf.FlagCreatePairsOff, tyro.conf.AvoidSubcommands),
+    )

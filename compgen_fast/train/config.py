@@ -1,0 +1,145 @@
+"""What a training run is, as typed settings. A recipe returns one, the command line overrides its fields, the run's
+folder keeps it. `check` refuses what cannot work before anything is built.
+"""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from compgen_fast.models.config import ModelConfig, SlotVAEConfig
+
+
+@dataclass(frozen=True)
+class DataConfig:
+    """Packed shards to stream. Without ``shards``, the world named here is packed once under ``cache``."""
+
+    shards: str | None = None
+    """A folder made by `compgen pack`, or its address."""
+    validation: str | None = None
+    """Shards of images like these that are not trained on. They choose the best checkpoint; without them, and without
+    a world, the training loss does."""
+    world: str = "scenes"
+    split: str | None = None
+    """Of the world; its first if not given."""
+    seen_pairs: int | None = None
+    """How many partners each value is seen with."""
+    size: int = 20_000
+    """Training images of the world."""
+    validation_size: int = 512
+    """Validation images of the world."""
+    seed: int = 0
+    """Of the world's samples."""
+    cache: Path = Path("data")
+    workers: int = 1
+    """Processes per rank that read and decode; 0 does it between steps."""
+
+
+@dataclass(frozen=True)
+class OptimiserConfig:
+    """AdamW, a schedule with warm-up, clipping, averaged weights."""
+
+    lr: float = 5e-4
+    warmup: int = 1000
+    """Steps over which the rate grows linearly."""
+    decay: Literal["constant", "cosine"] = "cosine"
+    """What the rate does after the warm-up: stay, or fall to a tenth by the last step along a cosine."""
+    betas: tuple[float, float] = (0.9, 0.999)
+    weight_decay: float = 0.0
+    clip: float = 1.0
+    """Largest norm of the gradient; 0 for none."""
+    ema: float = 0.999
+    """Memory of the averaged weights, which are what is exported; 0 exports the last weights."""
+
+
+@dataclass(frozen=True)
+class CheckpointConfig:
+    every: int = 1000
+    """Steps between checkpoints; one more is written at the end."""
+    keep: int = 2
+    """How many of the last ones to keep, besides the best."""
+
+
+@dataclass(frozen=True)
+class GuardConfig:
+    stall: float = 20.0
+    """Seconds without a sign of life from a rank before the job ends."""
+    spike: float = 10.0
+    """Warn of a loss this many spreads above its recent median; 0 never warns."""
+    audit: bool = True
+    """On several ranks, compare the first step with that of a single process before training."""
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """One run."""
+
+    model: ModelConfig = field(default_factory=SlotVAEConfig)
+    data: DataConfig = field(default_factory=DataConfig)
+    optimiser: OptimiserConfig = field(default_factory=OptimiserConfig)
+    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    guard: GuardConfig = field(default_factory=GuardConfig)
+    steps: int = 10_000
+    batch_size: int = 64
+    """Images per optimiser step, over all ranks and micro-batches together."""
+    accumulation: int = 1
+    """Micro-batches per optimiser step."""
+    precision: Literal["fp32", "bf16"] = "fp32"
+    """bf16: the forward runs under autocast; weights, derivative penalties and sums stay fp32."""
+    zero_stage: int = 0
+    """What DeepSpeed spreads over ranks: 0 nothing, 1 the optimiser's state, 2 also gradients."""
+    device: Literal["cpu", "cuda"] = "cpu"
+    seed: int = 0
+    """Of the weights, the order of samples and the noise."""
+    log_every: int = 10
+    """Steps between lines in metrics.jsonl."""
+    out: Path = Path("runs/run")
+
+
+def micro_batch(config: TrainConfig, ranks: int) -> int:
+    """Images per rank and micro-batch."""
+    return config.batch_size // (config.accumulation * ranks)
+
+
+def check(config: TrainConfig, ranks: int) -> None:
+    """Refuses settings that are wrong or contradict each other. The model's own are checked where it is built."""
+    for name, value, least in (
+        ("steps", config.steps, 1),
+        ("batch_size", config.batch_size, 1),
+        ("accumulation", config.accumulation, 1),
+        ("log_every", config.log_every, 1),
+        ("checkpoint.every", config.checkpoint.every, 1),
+        ("checkpoint.keep", config.checkpoint.keep, 1),
+        ("optimiser.warmup", config.optimiser.warmup, 0),
+        ("data.workers", config.data.workers, 0),
+        ("data.size", config.data.size, 1),
+        ("data.validation_size", config.data.validation_size, config.batch_size),
+    ):
+        if value < least:
+            raise ValueError(f"{name} is {value}; expected at least {least}")
+    if config.optimiser.lr <= 0 or config.optimiser.clip < 0 or not 0 <= config.optimiser.ema < 1:
+        raise ValueError(
+            f"optimiser.lr is {config.optimiser.lr}, clip {config.optimiser.clip}, ema {config.optimiser.ema}; "
+            "expected lr above 0, clip of 0 or more, ema from 0 to below 1"
+        )
+    if config.batch_size % (ranks * config.accumulation):
+        raise ValueError(
+            f"batch_size is {config.batch_size}, split over {ranks} ranks × {config.accumulation} micro-batches; "
+            f"expected a multiple of {ranks * config.accumulation}"
+        )
+    if config.zero_stage == 3:
+        raise ValueError(
+            "zero_stage is 3; expected 0, 1 or 2. Stage 3 takes weights away between uses, while a derivative penalty "
+            "uses them again in its backward pass; these models fit without it"
+        )
+    if config.zero_stage not in (0, 1, 2):
+        raise ValueError(f"zero_stage is {config.zero_stage}; expected 0, 1 or 2")
+    if config.guard.stall < 1 or config.guard.spike < 0:
+        raise ValueError(
+            f"guard.stall is {config.guard.stall} and guard.spike {config.guard.spike}; expected at least 1 second and "
+            "0 or more spreads"
+        )
+    if config.data.shards is not None and config.data.split is not None:
+        raise ValueError(
+            f"data.shards is {config.data.shards} and data.split {config.data.split!r}; shards are of one split, so "
+            "give one of the two"
+        )

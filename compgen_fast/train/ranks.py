@@ -1,0 +1,77 @@
+"""The processes of a run, and what they tell each other outside of the engine.
+
+`joined` makes the process group from the environment that a launcher left (see launch.py for who sets it) and hands it
+to DeepSpeed, which takes an existing group over. One process is a group of one: there is no second code path.
+"""
+
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+# Nobody waits for these in practice: the watch (watch.py) ends a run with a stalled rank long before.
+GROUP_TIMEOUT = timedelta(hours=2)
+START_TIMEOUT = timedelta(minutes=5)
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """This process among ``size``: its number, its number on this machine, its device, and the store all share."""
+
+    rank: int
+    size: int
+    local: int
+    device: torch.device
+    store: dist.Store
+
+    @classmethod
+    def alone(cls, device: str = "cpu") -> "Ranks":
+        """One process without a process group."""
+        return cls(0, 1, 0, torch.device(device), dist.HashStore())
+
+    @property
+    def first(self) -> bool:
+        return self.rank == 0
+
+    def barrier(self) -> None:
+        if self.size > 1:
+            dist.barrier()
+
+    def mean(self, values: Mapping[str, Tensor]) -> dict[str, float]:
+        """The mean over ranks of scalars that each of them has under the same names; one message for all of them."""
+        packed = torch.stack([value.detach().double() for value in values.values()])
+        if self.size > 1:
+            dist.all_reduce(packed)
+        return dict(zip(values, (packed / self.size).tolist(), strict=True))
+
+    def gather(self, value: Any) -> list[Any]:
+        """Every rank's value, in order, on every rank; for small things."""
+        if self.size == 1:
+            return [value]
+        gathered: list[Any] = [None] * self.size
+        dist.all_gather_object(gathered, value)
+        return gathered
+
+
+@contextmanager
+def joined(device: str) -> Iterator[Ranks]:
+    """Joins the process group that the environment names (RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT)."""
+    local = int(os.environ.get("LOCAL_RANK", "0"))
+    where = torch.device("cuda", local) if device == "cuda" else torch.device(device)
+    if where.type == "cuda":
+        torch.cuda.set_device(where)
+    store, rank, size = next(iter(dist.rendezvous("env://", timeout=START_TIMEOUT)))
+    backend = "nccl" if where.type == "cuda" else "gloo"
+    dist.init_process_group(
+        backend, store=dist.PrefixStore("group", store), rank=rank, world_size=size, timeout=GROUP_TIMEOUT
+    )
+    try:
+        yield Ranks(rank, size, local, where, store)
+    finally:
+        dist.destroy_process_group()

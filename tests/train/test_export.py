@@ -1,0 +1,118 @@
+"""Exported weights: a folder that builds the model again, and what is refused."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from compgen_fast.models.build import build
+from compgen_fast.models.config import (
+    DecoderConfig,
+    EncoderConfig,
+    LossConfig,
+    ModelConfig,
+    SlotVAEConfig,
+    SupervisedConfig,
+)
+from compgen_fast.train import checkpoints
+from compgen_fast.train.export import CONFIG, WEIGHTS, export, load_model
+from compgen_fast.worlds.source import Factor
+
+ENCODER = EncoderConfig(width=8, slot_layers=1, slot_heads=2)
+VAE = SlotVAEConfig(
+    image_size=8,
+    slots=2,
+    slot_dim=4,
+    encoder=ENCODER,
+    decoder=DecoderConfig(layers=1, heads=2, head_dim=4, query_dim=8, slot_hidden=8, octaves=2),
+    loss=LossConfig(penalty="none"),
+)
+SUPERVISED = SupervisedConfig(image_size=8, slots=2, slot_dim=4, encoder=ENCODER)
+FACTORS = (Factor("shape", ("disc", "square")), Factor("x", None, -1.0, 1.0))
+
+
+def exported(config: ModelConfig, folder: Path, seed: int = 0) -> dict[str, torch.Tensor]:
+    torch.manual_seed(seed)
+    state = build(config, FACTORS).state_dict()
+    export(state, config, folder, FACTORS)
+    return state
+
+
+@pytest.mark.parametrize("config", [VAE, SUPERVISED], ids=["vae", "supervised"])
+def test_an_exported_model_comes_back_from_its_folder_alone(tmp_path: Path, config: ModelConfig) -> None:
+    state = exported(config, tmp_path / "weights")
+    model = load_model(tmp_path / "weights")
+    found = model.state_dict()
+    assert found.keys() == state.keys() and all(torch.equal(found[name], state[name]) for name in state)
+    assert not model.training
+    assert sorted(path.name for path in tmp_path.rglob("*")) == [CONFIG, "weights", WEIGHTS]
+
+
+def test_a_second_export_replaces_the_first(tmp_path: Path) -> None:
+    exported(VAE, tmp_path / "weights")
+    state = exported(VAE, tmp_path / "weights", seed=1)
+    found = load_model(tmp_path / "weights").state_dict()
+    assert all(torch.equal(found[name], state[name]) for name in state)
+
+
+def test_an_export_that_fails_leaves_the_earlier_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    state = exported(VAE, tmp_path / "weights")
+
+    def full(descriptor: int) -> None:
+        raise OSError("full")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoints.os, "fsync", full)
+        with pytest.raises(OSError, match="full"):
+            exported(VAE, tmp_path / "weights", seed=1)
+    found = load_model(tmp_path / "weights").state_dict()
+    assert all(torch.equal(found[name], state[name]) for name in state)
+    assert [path.name for path in tmp_path.iterdir()] == ["weights"]
+
+
+def test_tied_and_strided_weights_are_written_in_full(tmp_path: Path) -> None:
+    state = build(VAE).state_dict()
+    name, tensor = next((name, tensor) for name, tensor in state.items() if tensor.dim() == 2)
+    state[name] = tensor.t().contiguous().t()
+    export({**state, "alias": state[name]}, VAE, tmp_path / "weights")
+    with pytest.raises(ValueError, match=r"alias is \[.*\] there and missing in the model"):
+        load_model(tmp_path / "weights")
+    export(state, VAE, tmp_path / "weights")
+    assert torch.equal(load_model(tmp_path / "weights").state_dict()[name], tensor)
+
+
+def test_weights_of_another_model_are_refused(tmp_path: Path) -> None:
+    exported(VAE, tmp_path / "weights")
+    path = tmp_path / "weights" / CONFIG
+    plain = json.loads(path.read_text())
+    plain["model"]["slot_dim"] = 5
+    path.write_text(json.dumps(plain))
+    with pytest.raises(ValueError, match="expected the two files of one export"):
+        load_model(tmp_path / "weights")
+
+
+def test_a_config_with_an_unknown_field_is_refused(tmp_path: Path) -> None:
+    exported(VAE, tmp_path / "weights")
+    path = tmp_path / "weights" / CONFIG
+    plain = json.loads(path.read_text())
+    plain["model"]["encoder"]["depth"] = 3
+    path.write_text(json.dumps(plain))
+    with pytest.raises(ValueError, match=r"config.json.model.encoder has 'depth', which EncoderConfig does not"):
+        load_model(tmp_path / "weights")
+
+
+def test_another_version_and_another_folder_are_refused(tmp_path: Path) -> None:
+    exported(VAE, tmp_path / "weights")
+    path = tmp_path / "weights" / CONFIG
+    path.write_text(json.dumps({**json.loads(path.read_text()), "version": 2}))
+    with pytest.raises(ValueError, match="has version 2; this program reads version 1"):
+        load_model(tmp_path / "weights")
+    with pytest.raises(ValueError, match="expected a folder of exported weights"):
+        load_model(tmp_path)
+
+
+def test_settings_that_differ_only_in_the_loss_still_load(tmp_path: Path) -> None:
+    exported(replace(VAE, loss=LossConfig(penalty="hessian")), tmp_path / "weights")
+    load_model(tmp_path / "weights")
