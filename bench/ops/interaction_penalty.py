@@ -2,6 +2,9 @@
 
 All contenders are given the same slots, parameters, split and directions and return the penalty and the decoded pixels;
 gradients go to the slots and to every parameter.
+
+Ours and a step without penalty run the decoder as it is, with its projections folded into the slots. Whatever stands for
+what a user would write runs it unfolded: a projection, attention from q, k and v, a projection.
 """
 
 from collections.abc import Callable, Iterator
@@ -15,12 +18,14 @@ import torch
 from torch import Tensor
 from torch.func import functional_call, hessian, jvp
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.nn.functional import linear
 from torch.overrides import TorchFunctionMode
 
 from compgen_fast.bench.harness import Case, Contender, Outputs
 from compgen_fast.jets import Jet, interaction_penalty
 from compgen_fast.models import cross_attention_decoder
 from compgen_fast.models.cross_attention_decoder import CrossAttentionDecoder
+from compgen_fast.ops import slot_cross_attention
 from compgen_fast.ops.jet_cross_attention import reference as jet_cross_attention_formula
 from compgen_fast.ops.jet_linear import reference as jet_linear_formula
 from compgen_fast.ops.jet_norm import layer_norm_reference
@@ -229,10 +234,24 @@ FORMULAS: dict[str, Any] = {
 
 @contextmanager
 def plain_torch() -> Iterator[None]:
-    """Our fused jet ops by their formulas, in ordinary differentiable torch."""
+    """Our fused jet ops by their formulas, in ordinary differentiable torch, on the decoder unfolded."""
     for name in FORMULAS:
         getattr(torch.ops.compgen, name)  # torch makes the attribute on first use; only then can it be replaced
-    with patch.multiple(torch.ops.compgen, **FORMULAS):
+    with patch.multiple(torch.ops.compgen, **FORMULAS), unfolded(partial(slot_cross_attention, return_weights=False)):
+        yield
+
+
+@contextmanager
+def unfolded(attention: Callable[[Tensor, Tensor, Tensor], Tensor]) -> Iterator[None]:
+    """The decoder's attention in three steps; ``attention`` is the one from q, k and v."""
+
+    def attend(
+        x: Tensor, k: Tensor, v: Tensor, w_q: Tensor, b_q: Tensor, w_out: Tensor, b_out: Tensor, return_weights: bool
+    ) -> Tensor:
+        q = linear(x, w_q, b_q).unflatten(-1, k.shape[2:]).expand(len(k), -1, -1, -1)
+        return linear(attention(q, k, v).flatten(-2), w_out, b_out)
+
+    with patch.object(cross_attention_decoder, "projected_slot_attention", attend):
         yield
 
 
@@ -283,11 +302,11 @@ def no_penalty(decode: Decode, z: Tensor) -> Outputs:
 def differentiable_forward() -> Iterator[None]:
     """Attention and norms out of ordinary torch ops, which torch differentiates twice correctly."""
 
-    def attention(q: Tensor, k: Tensor, v: Tensor, return_weights: bool) -> Tensor:
+    def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         p = (torch.einsum("bnhd,bshd->bhns", q, k) * q.shape[-1] ** -0.5).softmax(-1)
         return torch.einsum("bhns,bshd->bnhd", p, v)
 
-    with patch.object(cross_attention_decoder, "slot_cross_attention", attention), DecomposedNorm():
+    with unfolded(attention), DecomposedNorm():
         yield
 
 

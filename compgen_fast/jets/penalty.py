@@ -17,6 +17,7 @@ from torch.utils.checkpoint import checkpoint as recomputed
 
 from compgen_fast.draws import Draws
 from compgen_fast.jets.jet import Jet, unsided
+from compgen_fast.ops import projected_slot_attention, slot_cross_attention  # noqa: F401  (defines the op named below)
 
 Decoder = Callable[..., Tensor]
 Method = Literal["hessian", "pairs", "attention", "contrast", "triple"]
@@ -58,7 +59,7 @@ def interaction_penalty(
             Σ_{k≠l} Σ_m ‖D³f/dz_k dz_l dz_m‖² (pairs may interact, but only bilinearly); ``"contrast"`` is
             Σ_i Σ_{k<l} ‖df_i/dz_k‖ ‖df_i/dz_l‖ over output elements i, exact (no two slots touch one output);
             ``"attention"`` is the mean over pixels of Σ_{k<l} w_k w_l, w the weights of the decoder's
-            ``slot_cross_attention`` calls averaged over heads and layers.
+            ``slot_cross_attention`` and ``projected_slot_attention`` calls averaged over heads and layers.
         probes: how many random directions to average over; ``"contrast"`` and ``"attention"`` draw none.
         pixels: decode these pixels only, by ``decoder(z, pixels=index)``. An index tensor goes as it is. A number n
             draws n of ``decoder.num_pixels`` pixels and scales up: unbiased when pixels decode independently.
@@ -296,7 +297,9 @@ def _directions(probe: _Probe, slot: int) -> Iterator[Tensor]:
 
 
 class RecordedWeights(TorchFunctionMode):
-    """Collects the slot weights [B, N, S] of every ``slot_cross_attention`` called inside it."""
+    """Collects the slot weights [B, N, S] of every ``slot_cross_attention`` and ``projected_slot_attention`` called
+    inside it; once each, also where the second calls the first.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -307,11 +310,14 @@ class RecordedWeights(TorchFunctionMode):
         return self
 
     def __torch_function__(self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None) -> Any:
-        if func is not torch.ops.compgen.slot_cross_attention:
+        attends = (torch.ops.compgen.slot_cross_attention, projected_slot_attention)
+        if func not in attends:
             return func(*args, **(kwargs or {}))
         *inputs, return_weights = args
         out, weights = func(*inputs, True)
         self.weights.append(weights)
+        if func is projected_slot_attention:
+            return (out, weights) if return_weights else out
         return out, weights if return_weights else weights[:0]
 
 
@@ -321,8 +327,8 @@ def _attention(decode: Decoder, z: Tensor) -> tuple[Tensor, Tensor]:
         output = decode(z)
     if not recorded.weights:
         raise ValueError(
-            "interaction_penalty: method 'attention' found no call of compgen_fast.ops.slot_cross_attention in the "
-            "decoder; use it for the decoder's cross-attention, or method 'hessian'"
+            "interaction_penalty: method 'attention' found no call of compgen_fast.ops.slot_cross_attention or "
+            "projected_slot_attention in the decoder; use one for its cross-attention, or method 'hessian'"
         )
     w = torch.stack(recorded.weights).mean(0)
     return ((w.sum(-1).square() - w.square().sum(-1)) / 2).mean(), output

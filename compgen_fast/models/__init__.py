@@ -2,20 +2,30 @@
 
 from compgen_fast.models.additive_decoder import AdditiveDecoder
 from compgen_fast.models.broadcast_decoder import SpatialBroadcastDecoder
+from compgen_fast.models.cnn import CNN
 from compgen_fast.models.cross_attention_decoder import CrossAttentionDecoder
+from compgen_fast.models.lora import add_lora
 from compgen_fast.models.patch_decoder import PatchDecoder
 from compgen_fast.models.slot_attention import SlotAttention
 from compgen_fast.models.slot_encoder import SlotEncoder
+from compgen_fast.models.slot_queries import SlotQueries
 from compgen_fast.models.slot_vae import SlotVAE
 from compgen_fast.models.supervised import SupervisedEncoder
+from compgen_fast.models.vit import ViT
+from compgen_fast.models.vit_weights import load_vit
 
 __all__ = [
+    "CNN",
     "AdditiveDecoder",
     "CrossAttentionDecoder",
     "PatchDecoder",
     "SlotAttention",
     "SlotEncoder",
+    "SlotQueries",
     "SlotVAE",
     "SpatialBroadcastDecoder",
     "SupervisedEncoder",
+    "ViT",
+    "add_lora",
+    "load_vit",
 ]

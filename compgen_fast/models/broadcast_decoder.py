@@ -9,7 +9,7 @@ from typing import Literal, get_args
 
 from torch import Tensor, nn
 
-from compgen_fast.models.cross_attention_decoder import fourier_features
+from compgen_fast.models.positions import fourier_features
 
 Kind = Literal["cnn", "mlp"]
 MOST_DOUBLINGS = 3
@@ -67,7 +67,7 @@ class Broadcast(nn.Module):
 
     def __init__(self, slot_dim: int, grid: int, width: int, octaves: int) -> None:
         super().__init__()
-        self.register_buffer("positions", fourier_features(grid, octaves), persistent=False)
+        self.register_buffer("positions", fourier_features(grid, grid, octaves), persistent=False)
         self.from_slot = nn.Linear(slot_dim, width)
         self.from_position = nn.Linear(4 * octaves, width, bias=False)
 

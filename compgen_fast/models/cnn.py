@@ -7,6 +7,8 @@ pretrained features (`vit_weights`).
 import torch
 from torch import Tensor, nn
 
+from compgen_fast.models.positions import fourier_features
+
 LAYERS = 4
 DOWNSAMPLES = (1, 2, 4, 8, 16)
 OCTAVES = 6
@@ -41,7 +43,7 @@ class CNN(nn.Module):
         self._check(images)
         maps = self.layers(images.contiguous(memory_format=torch.channels_last))
         height, width = maps.shape[-2:]
-        positions = position_features(height, width, images.device).to(self.embed_position.weight.dtype)
+        positions = fourier_features(height, width, OCTAVES, images.device).to(self.embed_position.weight.dtype)
         features: Tensor = maps.flatten(2).transpose(1, 2) + self.embed_position(positions)
         return features
 
@@ -52,14 +54,3 @@ class CNN(nn.Module):
                 f"CNN: images have shape {list(shape)}; expected [B, 3, H, W] with H and W multiples of "
                 f"downsample={cell}: resize the images or choose another downsample"
             )
-
-
-def position_features(height: int, width: int, device: torch.device) -> Tensor:
-    """sin and cos of 2^o π times each coordinate in [0, 1], at the middle of each cell: [height · width, 4 · OCTAVES].
-
-    The slowest wave makes half a turn over the image: opposite edges differ.
-    """
-    rows, columns = ((torch.arange(size, device=device) + 0.5) / size for size in (height, width))
-    position = torch.stack(torch.meshgrid(rows, columns, indexing="ij"), -1).view(-1, 2, 1)
-    angles = (position * torch.pi * 2.0 ** torch.arange(OCTAVES, device=device)).flatten(1)
-    return torch.cat([angles.sin(), angles.cos()], -1)

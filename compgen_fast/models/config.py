@@ -16,7 +16,7 @@ class EncoderConfig:
     kind: Literal["cnn", "vit"] = "cnn"
     """cnn: 4 convolutions of 5×5; vit: a Vision Transformer."""
     width: int = 64
-    """Channels of the features."""
+    """Channels of the features, and of slots inside the encoder."""
     downsample: int = 4
     """cnn: pixels per feature along a side; 1, 2, 4, 8 or 16."""
     patch: int = 8

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from compgen_fast.jets.penalty import RecordedWeights
-from compgen_fast.ops import slot_cross_attention
+from compgen_fast.models.positions import fourier_features
+from compgen_fast.ops import projected_slot_attention
 
 
 class CrossAttentionDecoder(nn.Module):
@@ -40,7 +41,7 @@ class CrossAttentionDecoder(nn.Module):
     ) -> None:
         super().__init__()
         width = heads * head_dim
-        self.register_buffer("positions", fourier_features(image_size, octaves), persistent=False)
+        self.register_buffer("positions", fourier_features(image_size, image_size, octaves), persistent=False)
         self.embed_pixels = mlp(4 * octaves, query_dim, query_dim)
         self.embed_slots = mlp(slot_dim, slot_hidden, width)
         self.layers = nn.ModuleList(CrossAttentionLayer(query_dim, width, heads) for _ in range(layers))
@@ -70,7 +71,8 @@ class CrossAttentionDecoder(nn.Module):
 class CrossAttentionLayer(nn.Module):
     """Pre-norm cross-attention from pixels to slots, then a feed-forward layer.
 
-    The first layer's pixels are the same for all images, [1, N, query_dim]: its norm and its queries are computed once.
+    The first layer's pixels are the same for all images, [1, N, query_dim]: its norm is computed once. Queries are not
+    computed at all where slots are few: ``projected_slot_attention`` folds both projections into the slots.
     """
 
     def __init__(self, query_dim: int, width: int, heads: int) -> None:
@@ -84,21 +86,14 @@ class CrossAttentionLayer(nn.Module):
         self.feed_forward = mlp(query_dim, 2 * query_dim, query_dim)
 
     def forward(self, x: Tensor, slots: Tensor) -> Tensor:
-        q = self.to_q(self.norm_attention(x)).unflatten(-1, (self.heads, -1))
         k, v = (project(slots).unflatten(-1, (self.heads, -1)) for project in (self.to_k, self.to_v))
-        seen = slot_cross_attention(q.expand(len(slots), -1, -1, -1), k, v, return_weights=False)
-        x = x + self.to_out(seen.flatten(-2))
+        into, back = self.to_q, self.to_out
+        x = x + projected_slot_attention(
+            self.norm_attention(x), k, v, into.weight, into.bias, back.weight, back.bias, return_weights=False
+        )
         out: Tensor = x + self.feed_forward(self.norm_feed_forward(x))
         return out
 
 
 def mlp(width: int, hidden: int, out: int) -> nn.Sequential:
     return nn.Sequential(nn.Linear(width, hidden), nn.GELU(), nn.Linear(hidden, out))
-
-
-def fourier_features(image_size: int, octaves: int) -> Tensor:
-    """sin and cos of 2^o π times each coordinate in [−1, 1], [image_size², 4 · octaves]."""
-    line = torch.linspace(-1, 1, image_size)
-    position = torch.stack(torch.meshgrid(line, line, indexing="ij"), -1).view(-1, 2, 1)
-    angles = (position * torch.pi * 2.0 ** torch.arange(octaves)).flatten(1)
-    return torch.cat([angles.sin(), angles.cos()], -1)

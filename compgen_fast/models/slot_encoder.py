@@ -4,8 +4,6 @@ What it is not for: the meaning of a slot's numbers. A VAE asks for twice the sl
 log-variance; the supervised baseline reads factors out of them.
 """
 
-from pathlib import Path
-
 import torch
 from torch import Tensor, nn
 
@@ -70,7 +68,7 @@ def _features(config: EncoderConfig, image_size: int, checkpoint: bool) -> CNN |
         return CNN(config.width, config.downsample)
     if config.weights is None:
         return ViT(image_size, config.width, config.patch, config.layers, config.heads, checkpoint=checkpoint)
-    vit = load_vit(Path(config.weights), image_size, checkpoint=checkpoint)
+    vit = load_vit(config.weights, image_size, checkpoint=checkpoint)
     if config.lora_rank:
         add_lora(vit, config.lora_rank)
     return vit

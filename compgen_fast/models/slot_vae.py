@@ -70,7 +70,7 @@ class SlotVAE(nn.Module):
             "reconstruction": reconstruction,
             "mse": reconstruction / target.shape[1:].numel(),
             "kl": kl,
-            "penalty": penalty,
+            "penalty": in_full(penalty),
             "alpha": kl.new_full((), alpha),
             "beta": kl.new_full((), beta),
         }

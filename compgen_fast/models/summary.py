@@ -202,6 +202,9 @@ def formulas() -> dict[Any, Callable[..., int]]:
         ops.jet_linear: _jet_linear,
         ops.jet_cross_attention: _jet_cross_attention,
         ops.jet_cross_attention_backward: _jet_cross_attention_backward,
+        ops.jet_slot_products: _jet_slot_products,
+        ops.jet_slot_mix: _jet_slot_mix_or_sums,
+        ops.jet_slot_sums: _jet_slot_mix_or_sums,
         torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _attention_on_cpu,
         torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward: _attention_on_cpu_backward,
     }
@@ -255,6 +258,16 @@ def _jet_cross_attention(q: Shape, k: Shape, *_: Any, **__: Any) -> int:
 def _jet_cross_attention_backward(grad: Shape, q: Shape, k: Shape, *_: Any, **__: Any) -> int:
     """q·k again, dq and dk by the channels of q; dp and dv by the 4 of p and of the gradient."""
     return (3 * _jet_product(q[0]) + 2 * _jet_product(4)) * _product(q[1:], k[1:])
+
+
+def _jet_slot_products(pixels: Shape, slots: Shape, *_: Any, out_shape: Shape, **__: Any) -> int:
+    """Each of the weights [W, B, M, N] is a product along Q."""
+    return 2 * math.prod(out_shape) * slots[-1]
+
+
+def _jet_slot_mix_or_sums(weights: Shape, other: Shape, *_: Any, **__: Any) -> int:
+    """Each of the weights [W, B, M, N] meets Q numbers, of a slot or of a pixel."""
+    return 2 * math.prod(weights) * other[-1]
 
 
 def _attention_on_cpu(q: Shape, k: Shape, v: Shape, *_: Any, **__: Any) -> int:

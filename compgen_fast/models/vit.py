@@ -1,7 +1,7 @@
 """A Vision Transformer: images to patch tokens.
 
 Parameters carry timm's names, so that `vit_weights` can fill it from a file; `ViTVariant` holds what sets the families
-apart (DINOv2, CLIP, SigLIP, …). What it is not for: classification. Class and register tokens take part in the attention
+apart (DINOv2, CLIP, SigLIP, …). What it is not for: classification. Class and register tokens take part in attention
 and are dropped at the end.
 """
 

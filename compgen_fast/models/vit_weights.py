@@ -50,7 +50,7 @@ class WeightsInfo:
     """Of pixels in [0, 1], as the ViT was trained with."""
 
 
-def load_vit(path: Path, image_size: int, *, heads: int | None = None, checkpoint: bool = False) -> ViT:
+def load_vit(path: str | Path, image_size: int, *, heads: int | None = None, checkpoint: bool = False) -> ViT:
     """The ViT in the file ``path`` (.safetensors, .pt, .pth), for images [B, 3, image_size, image_size] in [−1, 1].
 
     Args:
@@ -59,6 +59,7 @@ def load_vit(path: Path, image_size: int, *, heads: int | None = None, checkpoin
         heads: when None, 64 numbers per head and at most 16 heads, as in the published ViTs of these families.
         checkpoint: recompute each block in the backward pass.
     """
+    path = Path(path)
     tensors = read_tensors(path)
     info = describe(path, tensors, heads)
     with torch.device("meta"):  # no time spent on random numbers that the file replaces
@@ -88,10 +89,7 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
         raise ValueError(
             f"{path}: cannot be read as a file of tensors ({_first_line(error)}); save a state_dict"
         ) from error
-    while (
-        inner := next((found[key] for key in WRAPPERS if isinstance(found, dict) and key in found), None)
-    ) is not None:
-        found = inner
+    found = _unwrapped(found)
     if not isinstance(found, dict):
         raise ValueError(f"{path}: holds a {type(found).__name__}; expected a state_dict, tensors by name")
     tensors = {name.removeprefix("module."): x for name, x in found.items() if isinstance(x, Tensor)}
@@ -104,15 +102,21 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
     return tensors
 
 
+def _unwrapped(found: Any) -> Any:
+    inside = [found[key] for key in WRAPPERS if isinstance(found, dict) and key in found]
+    return _unwrapped(inside[0]) if inside else found
+
+
 def describe(path: Path, tensors: Mapping[str, Tensor], heads: int | None = None) -> WeightsInfo:
     """Sizes and family of the ViT with these tensors."""
     said = _said_beside(path)
     name = f"{path.name} {said.get('architecture', '')} {said.get('tag', '')}".lower()
     siglip = "siglip" in name or any(key.startswith("attn_pool.") for key in tensors)
     clip = "norm_pre.weight" in tensors
-    width, colours, patch, _ = tensors[PATCHES].shape
-    if colours != 3:
-        raise ValueError(f"{path}: its patches have {colours} colours; expected 3")
+    width, *sizes = tensors[PATCHES].shape
+    patch = sizes[-1]
+    if sizes != [3, patch, patch]:
+        raise ValueError(f"{path}: its patches have sizes {sizes}; expected 3 colours of squares, [3, p, p]")
     registers = tensors["reg_token"].shape[1] if "reg_token" in tensors else 0
     prefix = ("cls_token" in tensors) + registers
     grid, prefix_positions = _grid(path, tensors["pos_embed"], prefix)

@@ -49,12 +49,12 @@ class Profile:
 
     config: Settings = field(default_factory=TrainConfig)
     profiled: int = 5
-    """Steps to record, after as many to warm up."""
+    """Steps to record, after two to warm up."""
 
     def run(self, arguments: list[str]) -> int:
-        from compgen_fast.train import profiling
+        from compgen_fast.train import run
 
-        return profiling.run(self.config, self.profiled)
+        return run.profile(self.config, self.profiled)
 
 
 @dataclass(frozen=True)

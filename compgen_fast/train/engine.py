@@ -16,6 +16,10 @@ from torch import nn
 from compgen_fast.train.config import OptimiserConfig, TrainConfig, micro_batch
 from compgen_fast.train.ranks import Ranks
 
+# Gradients per message, 4 MB. DeepSpeed's 500 million would hold a whole model of ours, which could then be sent only
+# after the backward pass, not during it.
+BUCKET = 1 << 20
+
 
 def start(model: nn.Module, config: TrainConfig, ranks: Ranks) -> Any:
     """The engine for ``model``, which is moved to this rank's device and made equal on all ranks."""
@@ -41,6 +45,7 @@ def imported(device: torch.device) -> Any:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about optional parts of its own that are not installed
         import deepspeed
+    warnings.filterwarnings("ignore", "`torch.distributed.*deprecated", FutureWarning)  # names that DeepSpeed still uses
     deepspeed.utils.logger.setLevel(logging.WARNING)
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     return deepspeed
@@ -65,7 +70,11 @@ def settings(config: TrainConfig, ranks: int) -> dict[str, Any]:
         "train_micro_batch_size_per_gpu": micro_batch(config, ranks),
         "gradient_accumulation_steps": config.accumulation,
         "gradient_clipping": config.optimiser.clip,
-        "zero_optimization": {"stage": config.zero_stage, "overlap_comm": config.device == "cuda"},
+        "zero_optimization": {
+            "stage": config.zero_stage,
+            "overlap_comm": config.device == "cuda",
+            "reduce_bucket_size": BUCKET,
+        },
         "zero_allow_untested_optimizer": True,
         "steps_per_print": 1 << 62,
     }

@@ -133,7 +133,8 @@ class _Inspection:
     def _owner(self, node: Node) -> str:
         number = node._sequence_nr()
         spans = [(end - start, name) for start, end, name in self._spans if start <= number < end]
-        return min(spans)[1] if spans else "the loss"
+        # The shortest is the innermost; of equal ones, which end in this order, the first.
+        return min(spans, key=lambda span: span[0])[1] if spans else "the loss"
 
 
 def _operations() -> int:
@@ -155,7 +156,8 @@ def _nodes(loss: Tensor) -> Iterator[Node]:
 
 
 def _finite(value: Any) -> bool:
-    return all(bool(tensor.isfinite().all()) for tensor in _floats(value))
+    # Detached: an operation recorded here would be missing when a checkpointed part is computed again.
+    return all(bool(tensor.detach().isfinite().all()) for tensor in _floats(value))
 
 
 def _floats(value: Any) -> Iterator[Tensor]:

@@ -5,7 +5,7 @@
     torchrun … / srun … / mpirun …       they are there already
 
 Each process then asks `placed`, which reads what its launcher left in the environment. Making the process group is
-ranks.py's work; noticing that a rank hangs is watch.py's.
+ranks.py's work; noticing that a rank hangs is watch.py's. Nothing here imports torch, so ranks start at once.
 """
 
 import ctypes
@@ -226,15 +226,11 @@ def _start(command: Sequence[str], rank: int, count: int, port: int) -> subproce
 
 def _defaults(count: int) -> dict[str, str]:
     """What the user may set otherwise."""
-    import torch
-
-    from compgen_fast.env import usable_cores
-
-    defaults = {
-        "OMP_NUM_THREADS": str(max(1, usable_cores() // count)),
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return {
+        "OMP_NUM_THREADS": str(max(1, cores // count)),
         "TORCH_CPP_LOG_LEVEL": "ERROR",  # a lost peer makes torch print C++ stacks; the watch says it in a sentence
     }
-    return defaults if torch.cuda.is_available() else defaults | {"DS_ACCELERATOR": "cpu"}
 
 
 class _Tie:
@@ -254,7 +250,7 @@ class _Tie:
 def _supervise(ranks: Sequence[subprocess.Popen[bytes]], caught: "deque[signal.Signals]") -> int:
     code = 0
     escalation: Iterator[None] = iter(())
-    while any(process.poll() is None for process in ranks):
+    while None in [process.poll() for process in ranks]:
         while caught:
             _send_all(ranks, caught.popleft())
         if not code and (code := _first_failure(ranks)):

@@ -23,8 +23,8 @@ from compgen_fast.models.build import build
 from compgen_fast.models.summary import training_flops
 from compgen_fast.stream import Batch, ShardStream
 from compgen_fast.train import data, engine
-from compgen_fast.train.audit import audit
-from compgen_fast.train.checkpoints import Checkpoints
+from compgen_fast.train.audit import AuditFailed, audit
+from compgen_fast.train.checkpoints import CheckpointError, Checkpoints
 from compgen_fast.train.config import TrainConfig, micro_batch
 from compgen_fast.train.ema import Ema
 from compgen_fast.train.export import export
@@ -37,6 +37,8 @@ from compgen_fast.train.watch import Watch
 
 # Seconds without progress before a rank counts as stalled, where it has reason to be slow.
 STARTING, SAVING = 600.0, 600.0
+# Raised on all ranks alike, at the same point of the run.
+SHARED_FAILURES = (AuditFailed, CheckpointError, NotFinite)
 
 
 class Trainer:
@@ -59,7 +61,7 @@ class Trainer:
         self.step = 0
         self.rate = self.grad_norm = math.nan  # of the last step, as are its samples' keys
         self.keys: tuple[str, ...] = ()
-        self.beat: Callable[[str], None] = lambda phase: None
+        self.beat: Callable[..., None] = lambda *phase: None
         self.waiting: Callable[[], AbstractContextManager[None]] = nullcontext
         self._batches: Iterator[Batch] | None = None
 
@@ -82,16 +84,23 @@ class Trainer:
 
     def train(self) -> None:
         """Runs to the last step or until a signal asks to stop. Either way it ends with a checkpoint and weights."""
+        shared: Exception | None = None
+        metrics = self._metrics()
         with ExitStack() as around:
             stop = around.enter_context(Stop())
             watch = around.enter_context(Watch(self.ranks, self.config.guard.stall))
-            metrics = around.enter_context(self._metrics())
+            around.enter_context(metrics)
             self.beat, self.waiting = watch.beat, metrics.waiting
-            with watch.allowing(STARTING):
-                self._audit()
-            self._steps(stop, watch, metrics)
-            with watch.allowing(SAVING):
-                self.export()
+            try:
+                with watch.allowing(STARTING):
+                    self._audit()
+                self._steps(stop, watch, metrics)
+                with watch.allowing(SAVING):
+                    self.export()
+            except SHARED_FAILURES as failure:
+                shared = failure  # ranks leave the watch in good order: nobody is missing
+        if shared is not None:
+            raise shared
         self.console.print(metrics.summary())
         if stop.signal is not None:
             self.console.print(f"stopped by {stop.signal.name} after step {self.step}; --resume goes on from there")
@@ -118,7 +127,7 @@ class Trainer:
         batches: list[Batch] = []
         sums: dict[str, Tensor] = {}
         for micro in range(self.config.accumulation):
-            self.beat("data")
+            self.beat("data", self.step)
             with record_function("data"):
                 batches.append(self._next())
             self.beat("forward")
@@ -232,7 +241,19 @@ class Trainer:
         """On several ranks, before the first step: do they together compute what one process would?"""
         if self.step > 0 or self.ranks.size == 1 or not self.config.guard.audit:
             return
-        audit()  # TODO
+        start = self.stream.state_dict()
+        batch = self._next()
+        audit(
+            self.engine,
+            self.ranks,
+            batch.images,
+            batch.factors,
+            [key for key, valid in zip(batch.keys, batch.valid.tolist(), strict=True) if valid],
+            lambda first, total: Draws.at(self.config.seed, 0, first=first, total=total, device=self.ranks.device),
+            tolerance=2e-2 if self.config.precision == "bf16" else 1e-5,
+        )
+        self.stream.load_state_dict(start)
+        self._batches = None
 
     def _metrics(self) -> Metrics:
         config, threads = self.config, torch.get_num_threads()

@@ -2,15 +2,16 @@
 
 import os
 import sys
+from dataclasses import replace
+
+from rich.console import Console
 
 from compgen_fast.models.build import check as check_model
 from compgen_fast.train import folder
-from compgen_fast.train.audit import AuditFailed
-from compgen_fast.train.checkpoints import CheckpointError
 from compgen_fast.train.config import TrainConfig, check
-from compgen_fast.train.guards import NotFinite
 from compgen_fast.train.launch import placed
-from compgen_fast.train.loop import Trainer
+from compgen_fast.train.loop import SHARED_FAILURES, Trainer
+from compgen_fast.train.profiling import profile_steps, tables
 from compgen_fast.train.ranks import joined
 
 FAILED = 1
@@ -28,10 +29,24 @@ def run(config: TrainConfig, resume: bool) -> int:
                 if resume:
                     trainer.resume()
                 trainer.train()
-        except (NotFinite, AuditFailed, CheckpointError) as failure:  # on all ranks alike
+        except SHARED_FAILURES as failure:
             if ranks.first:
                 print(f"compgen: {failure}", file=sys.stderr)
             return FAILED
+    return 0
+
+
+def profile(config: TrainConfig, steps: int) -> int:
+    """Steps of a run that is not kept, under the profiler: a trace and two tables in out/profile."""
+    config = replace(config, out=config.out / "profile")
+    placement = placed(os.environ)
+    refuse_impossible(config, placement.size)
+    placement.export()
+    with joined(config.device) as ranks, Trainer(config, ranks) as trainer:
+        rows = profile_steps(trainer, steps, config.out)
+        if ranks.first:
+            Console().print(tables(rows))
+            print(f"trace in {config.out / 'trace.json.gz'}: open it in ui.perfetto.dev")
     return 0
 
 

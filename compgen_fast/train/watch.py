@@ -257,6 +257,9 @@ class Watch:
         if stall < 1:
             raise ValueError(f"Watch: stall is {stall} s; expected at least 1, and 20 where machines are busy")
         self._ranks, self._stall = ranks, stall
+        self._own = Member.here(ranks.rank)
+        self._members: list[Member] = []
+        self._mate: Member | None = None
         self._period = min(PERIOD_SECONDS, stall / 8)
         self._step, self._phases, self._phase = 0, 0, START
         self._since = time.monotonic()
@@ -302,12 +305,11 @@ class Watch:
         return told if self._verdict is None else f"{self._verdict.sentence} ({told})"
 
     def __enter__(self) -> Self:
-        own = Member.here(self._ranks.rank)
-        self._ranks.store.set(_key(own.rank), Report().encoded())
+        self._ranks.store.set(_key(self._own.rank), Report().encoded())
         if self._ranks.first:
             self._ranks.store.set(VERDICT, NOTHING)
-        self._members: list[Member] = self._ranks.gather(own)
-        self._own, self._mate = own, _next_on_host(self._members, own)
+        self._members = self._ranks.gather(self._own)
+        self._mate = _next_on_machine(self._members, self._own)
         self._answered = self._since = time.monotonic()
         for work in (self._talk, self._guard):
             self._threads.append(threading.Thread(target=work, name=f"watch {work.__name__}", daemon=True))
@@ -455,7 +457,7 @@ def _key(rank: int) -> str:
     return f"watch/{rank}"
 
 
-def _next_on_host(members: Sequence[Member], own: Member) -> Member | None:
+def _next_on_machine(members: Sequence[Member], own: Member) -> Member | None:
     """Whom to look after: the next rank on this machine, and the first after the last."""
     mates = [member for member in members if member.machine == own.machine]
     following = mates[(mates.index(own) + 1) % len(mates)]

@@ -74,9 +74,11 @@ class FakeFlash(ModuleType):
         super().__init__("flash_attn")
         self.__spec__ = ModuleSpec("flash_attn", None)
         self.calls: list[bool] = []
+        self.dtypes: list[torch.dtype] = []
 
     def flash_attn_func(self, q: Tensor, k: Tensor, v: Tensor, *, deterministic: bool) -> Tensor:
         self.calls.append(deterministic)
+        self.dtypes.append(q.dtype)
         return naive(q, k, v)
 
 
@@ -106,6 +108,15 @@ def test_flash_attention_computes_where_it_serves(flash: FakeFlash, monkeypatch:
     inputs = tensors(2, 5, 5, 2, 4)
     torch.testing.assert_close(self_attention(*inputs), naive(*inputs))
     assert flash.calls == [False]
+
+
+def test_flash_attention_gets_what_autocast_makes_of_the_inputs(
+    flash: FakeFlash, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(attention, "flash_serves", lambda q: q.dtype == torch.bfloat16)
+    with torch.autocast("cpu", torch.bfloat16):
+        self_attention(*tensors(2, 5, 5, 2, 4, torch.float32))
+    assert flash.dtypes == [torch.bfloat16]
 
 
 def test_flash_attention_is_deterministic_where_torch_is(flash: FakeFlash, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,11 +1,14 @@
 """The CNN encoder."""
 
+import math
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from compgen_fast.models.cnn import CNN, position_features
+from compgen_fast.models.cnn import CNN, OCTAVES
+from compgen_fast.models.positions import fourier_features
 
 
 @settings(max_examples=20)
@@ -28,22 +31,32 @@ def test_it_is_four_convolutions_of_five_by_five_and_a_position() -> None:
     ):
         assert weight.shape[2:] == (5, 5)
         maps = torch.nn.functional.conv2d(maps, weight, bias, stride, padding=2).relu()
-    position = cnn.embed_position(position_features(4, 6, images.device))
+    position = cnn.embed_position(fourier_features(4, 6, OCTAVES, images.device))
     for row, column in ((0, 0), (3, 5), (2, 1)):
         cell = 6 * row + column
         torch.testing.assert_close(cnn(images)[:, cell], maps[:, :, row, column] + position[cell])
 
 
+def test_a_position_is_waves_of_the_middle_of_its_cell() -> None:
+    features = fourier_features(4, 10, OCTAVES, torch.device("cpu"))[2 * 10 + 7]
+    angles = [math.pi * 2**octave * place for place in (2.5 / 4, 7.5 / 10) for octave in range(6)]
+    torch.testing.assert_close(features, torch.tensor([f(x) for f in (math.sin, math.cos) for x in angles]))
+
+
 def test_every_place_has_features_of_its_own() -> None:
-    """Opposite edges too: the slowest wave makes only half a turn."""
-    features = position_features(16, 32, torch.device("cpu"))
+    features = fourier_features(16, 32, OCTAVES, torch.device("cpu"))
     distances = torch.cdist(features, features) + 9 * torch.eye(len(features))
     assert distances.min() > 0.1
 
 
+def test_opposite_edges_are_far_apart() -> None:
+    columns = fourier_features(1, 128, OCTAVES, torch.device("cpu"))
+    assert (columns[0] - columns[-1]).norm() > 1.9
+
+
 def test_the_same_content_elsewhere_differs_only_by_its_position() -> None:
     cnn, blank = CNN(4, 2), torch.zeros(1, 3, 64, 64)
-    positions = cnn.embed_position(position_features(32, 32, blank.device))
+    positions = cnn.embed_position(fourier_features(32, 32, OCTAVES, blank.device))
     content = (cnn(blank)[0] - positions).view(32, 32, -1)[8:-8, 8:-8]  # away from the padding
     torch.testing.assert_close(content, content[:1, :1].expand_as(content))
 

@@ -63,6 +63,12 @@ def test_positions_of_prefix_tokens_are_used_where_they_exist() -> None:
         torch.testing.assert_close(tokens[0, 0], first)
 
 
+def test_the_class_token_comes_before_the_registers() -> None:
+    vit = ViT(**SMALL, variant=ViTVariant(class_token=True, registers=2, prefix_positions=True))
+    prefix = torch.cat([vit.cls_token, vit.reg_token], 1) + vit.pos_embed[:, :3]
+    torch.testing.assert_close(vit.embed(torch.zeros(1, 3, 16, 16))[:, :3], prefix)
+
+
 def gradients(vit: ViT, images: Tensor) -> list[Tensor]:
     return list(torch.autograd.grad(vit(images).pow(3).sum(), list(vit.parameters())))
 

@@ -255,7 +255,8 @@ def test_the_file_can_change_after_loading(tmp_path: Path) -> None:
         ({"blocks.0.mlp.fc2.weight": (WIDTH, HIDDEN // 2)}, r"another shape: blocks.0.mlp.fc2.weight \[128, 80\]"),
         ({"pos_embed": (1, 7, WIDTH)}, "7 position embeddings and 1 class and register tokens"),
         ({"pos_embed": None}, "has no 'pos_embed' among its"),
-        ({"patch_embed.proj.weight": (WIDTH, 1, PATCH, PATCH)}, "patches have 1 colours; expected 3"),
+        ({"patch_embed.proj.weight": (WIDTH, 48)}, r"patches have sizes \[48\]"),
+        ({"patch_embed.proj.weight": (WIDTH, 1, PATCH, PATCH)}, r"patches have sizes \[1, 4, 4\]; expected 3 colours"),
     ],
 )
 def test_what_does_not_fit_is_named(change: dict[str, tuple[int, ...] | None], sentence: str, tmp_path: Path) -> None:

@@ -1,24 +1,25 @@
 """Small engines for tests of state and checkpoints: a stand-in that lives in the test's process, and DeepSpeed's own in
 processes of their own, since DeepSpeed joins only one process group in its life.
 
-`python -m tests.train.engines TASK FOLDER` is one rank of such a job, and `launch` starts them all.
+`python -m tests.train.engines TASK FOLDER [TASK FOLDER …]` is one rank of such a job, and `launch` starts them all.
 """
 
 import os
 import random
+import shutil
 import socket
 import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
+from unittest import mock
 
 import numpy as np
 import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from compgen_fast.train import checkpoints
 from compgen_fast.train.checkpoints import Checkpoints, DiskFull
 from compgen_fast.train.ranks import Ranks, joined
 from compgen_fast.train.state import collect, restore
@@ -33,17 +34,19 @@ CROSSINGS = ((0, 2), (1, 1), (2, 0))
 class Small(nn.Module):
     """Sizes that no number of ranks divides, a frozen parameter, a buffer that counts, a weight that stays −0."""
 
-    def __init__(self, width: int = 5) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self.first = nn.Linear(3, width)
-        self.second = nn.Linear(width, 7)
+        self.first = nn.Linear(3, 5)
+        self.second = nn.Linear(5, 7)
         self.idle = nn.Parameter(torch.full((3,), -0.0))
         self.frozen = nn.Parameter(torch.randn(7), requires_grad=False)
+        self.calls: Tensor
         self.register_buffer("calls", torch.tensor(0))
 
     def forward(self, x: Tensor) -> Tensor:
         self.calls += 1
-        return (self.second(torch.tanh(self.first(x))) * self.frozen).square().mean() + (0 * self.idle).sum()
+        y: Tensor = self.second(torch.tanh(self.first(x))) * self.frozen
+        return y.square().mean() + (0 * self.idle).sum()
 
 
 def adamw(model: nn.Module) -> torch.optim.AdamW:
@@ -59,17 +62,17 @@ def adamw(model: nn.Module) -> torch.optim.AdamW:
 class StandIn:
     """What `collect` and `restore` use of an engine at stage 0, in one process."""
 
-    module: nn.Module
-    optimizer: torch.optim.AdamW
+    module: Any
+    optimizer: Any
     micro_steps: int = 0
     global_steps: int = 0
     global_samples: int = 0
     skipped_steps: int = 0
 
     @classmethod
-    def fresh(cls, seed: int = 0, width: int = 5) -> "StandIn":
+    def fresh(cls, seed: int = 0) -> Self:
         torch.manual_seed(seed)
-        model = Small(width)
+        model = Small()
         return cls(model, adamw(model))
 
     def zero_optimization_stage(self) -> int:
@@ -123,8 +126,8 @@ def same_bits(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
     )
 
 
-def launch(size: int, task: str, folder: Path) -> None:
-    """Runs a task on so many ranks, and fails with what they printed."""
+def launch(size: int, *tasks: tuple[str, Path]) -> None:
+    """Runs tasks, one after the other, on so many ranks, and fails with what they printed."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -135,7 +138,7 @@ def launch(size: int, task: str, folder: Path) -> None:
         "OMP_NUM_THREADS": "1",
         "DS_ACCELERATOR": "cpu",
     }
-    command = [sys.executable, "-m", "tests.train.engines", task, str(folder)]
+    command = [sys.executable, "-m", "tests.train.engines", *(str(word) for task in tasks for word in task)]
     ranks = [
         subprocess.Popen(
             command,
@@ -204,14 +207,12 @@ def make(ranks: Ranks, folder: Path) -> None:
 def fail_together(ranks: Ranks, folder: Path, engine: Any, path: Path) -> None:
     """What rank 0 meets on the disk, and what does not fit, is raised on every rank."""
     full = Checkpoints(folder / "full", 1, ranks)
-    usage = checkpoints.shutil.disk_usage
-    checkpoints.shutil.disk_usage = lambda _: usage("/")._replace(free=10)  # type: ignore[assignment]
     told = ""
-    try:
-        full.save(engine, 1, {})
-    except DiskFull as error:
-        told = str(error)
-    checkpoints.shutil.disk_usage = usage
+    with mock.patch.object(shutil, "disk_usage", return_value=mock.Mock(free=10)):
+        try:
+            full.save(engine, 1, {})
+        except DiskFull as error:
+            told = str(error)
     assert "10 are free" in told and len(set(ranks.gather(told))) == 1
 
     other = collect(engine)
@@ -253,7 +254,7 @@ def cross(ranks: Ranks, folder: Path) -> None:
         keep(ranks, where / f"next_{saved}_{stage}.safetensors", engine)
 
 
-def main(task: str, folder: Path) -> None:
+def main(words: list[str]) -> None:
     torch.set_num_threads(1)
     with joined("cpu") as ranks:
         import deepspeed
@@ -263,8 +264,9 @@ def main(task: str, folder: Path) -> None:
         torch.manual_seed(100 + ranks.rank)
         random.seed(100 + ranks.rank)
         np.random.seed(100 + ranks.rank)
-        {"make": make, "cross": cross}[task](ranks, folder)
+        for task, folder in zip(words[::2], words[1::2], strict=True):
+            {"make": make, "cross": cross}[task](ranks, Path(folder))
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], Path(sys.argv[2]))
+    main(sys.argv[1:])

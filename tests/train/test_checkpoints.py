@@ -200,9 +200,9 @@ def test_too_little_space_is_noticed_before_anything_is_written(
 ) -> None:
     saved, engine = opened(tmp_path), trained()
     before = saved.save(engine, 1, {})
-    usage = checkpoints.shutil.disk_usage(tmp_path)
+    usage = shutil.disk_usage(tmp_path)
     with monkeypatch.context() as patch:
-        patch.setattr(checkpoints.shutil, "disk_usage", lambda _: usage._replace(free=5000))
+        patch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=5000))
         patch.setattr(checkpoints, "whole_folder", lambda _: pytest.fail("began to write"))
         with pytest.raises(DiskFull, match=r"step_00000002 was not written: it takes \d+ bytes, 5000 are free"):
             saved.save(engine, 2, {})
@@ -230,7 +230,7 @@ def test_a_disk_that_is_full_only_when_flushed_leaves_no_trace(
         raise OSError(code, os.strerror(code))
 
     with monkeypatch.context() as patch:
-        patch.setattr(checkpoints.os, "fsync", full)
+        patch.setattr(os, "fsync", full)
         with pytest.raises(DiskFull, match=os.strerror(code)):
             saved.save(engine, 2, {})
     check_intact(saved, before)
@@ -244,7 +244,7 @@ def test_another_error_of_the_disk_is_told_as_it_is(tmp_path: Path, monkeypatch:
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
     with monkeypatch.context() as patch:
-        patch.setattr(checkpoints.os, "replace", broken)
+        patch.setattr(os, "replace", broken)
         with pytest.raises(CheckpointError, match="Input/output error") as caught:
             saved.save(engine, 1, {})
     assert not isinstance(caught.value, DiskFull) and isinstance(caught.value.__cause__, OSError)

@@ -1,6 +1,7 @@
 """Exported weights: a folder that builds the model again, and what is refused."""
 
 import json
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,7 +17,6 @@ from compgen_fast.models.config import (
     SlotVAEConfig,
     SupervisedConfig,
 )
-from compgen_fast.train import checkpoints
 from compgen_fast.train.export import CONFIG, WEIGHTS, export, load_model
 from compgen_fast.worlds.source import Factor
 
@@ -64,7 +64,7 @@ def test_an_export_that_fails_leaves_the_earlier_one(tmp_path: Path, monkeypatch
         raise OSError("full")
 
     with monkeypatch.context() as patch:
-        patch.setattr(checkpoints.os, "fsync", full)
+        patch.setattr(os, "fsync", full)
         with pytest.raises(OSError, match="full"):
             exported(VAE, tmp_path / "weights", seed=1)
     found = load_model(tmp_path / "weights").state_dict()

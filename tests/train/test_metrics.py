@@ -132,6 +132,12 @@ def test_log_returns_the_line_when_there_is_one(tmp_path: Path) -> None:
     assert returned[-1] == read(tmp_path)[-1] and returned[-1]["epoch"] == 0.5
 
 
+def test_the_last_step_of_a_run_is_told_at_once(tmp_path: Path) -> None:
+    with made(tmp_path, steps=7) as told:
+        train(told, range(6))
+        assert told.log(6, {"loss": 6.5}, 0.1, None) == read(tmp_path)[-1]  # not after what the loop still has to do
+
+
 def test_what_is_not_known_is_left_out(tmp_path: Path) -> None:
     with made(tmp_path, peak=None) as told:
         train(told, range(1))

@@ -28,7 +28,7 @@ class Tree:
     count: int
     share: float = 0.5
     on: bool = False
-    colour: Literal["red", "green", 3] = "red"
+    colour: Literal["red", "green", 1] = "red"
     where: Path | None = None
     pair: tuple[int, str] = (1, "a")
     words: tuple[str, ...] | None = None
@@ -42,7 +42,7 @@ FULL = Tree(
     3,
     share=1.0,
     on=True,
-    colour=3,
+    colour=1,
     where=Path("a/b"),
     pair=(2, "é"),
     words=("x", "y"),
@@ -84,7 +84,7 @@ def test_a_field_that_the_file_lacks_takes_its_default() -> None:
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        ({"colour": "blue"}, "run.json.colour is 'blue'; expected one of 'red', 'green', 3"),
+        ({"colour": "blue"}, "run.json.colour is 'blue'; expected one of 'red', 'green', 1"),
         ({"colour": True}, "colour is True"),
         ({"count": "3"}, "run.json.count is '3'; expected int"),
         ({"count": True}, "count is True; expected int"),

@@ -6,7 +6,7 @@ import subprocess
 import sys
 import textwrap
 
-PATIENCE = 120.0
+PATIENCE = 240.0
 
 
 def run_two_ranks(script: str, *arguments: object) -> list[str]:

@@ -8,9 +8,23 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from compgen_fast.jets.jet import Jet, jet_rule, narrowed, padded, same_side, unsided, varies
+from compgen_fast.jets.rules.arithmetic import add_to_primal
 from compgen_fast.ops import slot_competition, slot_cross_attention  # noqa: F401  (defines the ops named below)
 from compgen_fast.ops.arguments import MOST_SLOTS
 from compgen_fast.ops.jet_cross_attention import jet_cross_attention
+from compgen_fast.ops.jet_slot_products import jet_slot_mix, jet_slot_products
+from compgen_fast.ops.jet_slot_softmax import jet_slot_softmax
+from compgen_fast.ops.projected_slot_attention import (
+    FoldedSlots,
+    Projections,
+    check,
+    fold,
+    folded,
+    folding_pays,
+    mean_over_heads,
+    projected_slot_attention,
+    unfolded,
+)
 from compgen_fast.ops.slot_competition import reference as competition
 from compgen_fast.ops.slot_cross_attention import reference as cross_attention
 
@@ -22,6 +36,49 @@ def slot_cross_attention_rule(q: Any, k: Any, v: Any, slot_mask: Any, scale: flo
     if side is None:
         return cross_attention(q, k, v, slot_mask, scale, return_weights)
     return _fused(q, k, v, side, slot_mask, scale), None
+
+
+@jet_rule(projected_slot_attention)
+def projected_slot_attention_rule(
+    x: Any,
+    k: Any,
+    v: Any,
+    w_q: Any,
+    b_q: Any,
+    w_out: Any,
+    b_out: Any,
+    slot_mask: Any,
+    scale: float | None,
+    return_weights: bool,
+) -> Any:
+    """Matrix products and one fused op between them where pixels meet sided slots; else the op's own formulas."""
+    dtype = next(t.dtype for t in (x, k, v, w_q, w_out, b_q, b_out) if isinstance(t, Jet))
+    # A half-precision weight is read in the jet's precision, as by linear's rule.
+    projections = Projections(*(None if w is None else w.to(dtype) for w in (w_q, b_q, w_out, b_out)))
+    check(x, k, v, projections, slot_mask)
+    scale = k.shape[-1] ** -0.5 if scale is None else float(scale)
+    side = _side_of_slots(k, v, slots_dim=1)
+    if not folding_pays(x, k, w_out):
+        out, weights = unfolded(x, k, v, projections, slot_mask, scale, return_weights)
+    elif side is None or not (varies(side, 0) or varies(side, 1)) or any(isinstance(w, Jet) for w in projections):
+        # A side that nowhere varies is a first-order jet, which the formulas carry in two channels instead of four.
+        out, weights = folded(x, k, v, projections, slot_mask, scale, return_weights)
+    else:
+        slots = fold(k, v, projections, slot_mask, scale)
+        out, weights = _fused_projected(x, slots, side, projections.b_out, slot_mask, return_weights)
+    return out if weights is None else (out, weights)
+
+
+def _fused_projected(
+    x: Any, slots: FoldedSlots, side: Tensor, bias: Tensor | None, slot_mask: Tensor | None, return_weights: bool
+) -> tuple[Jet, Jet | None]:
+    a, u = (t.channels.flatten(2, 3) for t in (slots.a, slots.u))
+    pixels = padded(unsided(x).channels, 4) if isinstance(x, Jet) else x[None]
+    products = jet_slot_products(pixels, a).unflatten(2, slots.a.shape[1:3])
+    offsets = a.new_zeros(2, *slots.a.shape[:3]) if slots.c is None else slots.c.channels
+    p = jet_slot_softmax(products, offsets, side)
+    out = Jet(add_to_primal(jet_slot_mix(p.flatten(2, 3), u), bias))
+    return out, mean_over_heads(Jet(p[:4]), slot_mask) if return_weights else None
 
 
 @jet_rule(torch.ops.compgen.slot_competition)

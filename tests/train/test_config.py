@@ -1,0 +1,41 @@
+from dataclasses import replace
+
+import pytest
+
+from compgen_fast.recipes import RECIPES
+from compgen_fast.train.config import OptimiserConfig, TrainConfig, check, micro_batch
+from compgen_fast.train.engine import learning_rate, settings
+from compgen_fast.train.folder import changes
+from compgen_fast.train.settings import from_json, to_json
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_every_recipe_is_possible_and_survives_json(name: str) -> None:
+    config = RECIPES[name]()
+    check(config, ranks=1)
+    check(config, ranks=8)
+    assert from_json(TrainConfig, to_json(config), "here") == config
+
+
+def test_deepspeed_is_told_sizes_that_multiply() -> None:
+    config = TrainConfig(batch_size=64, accumulation=4)
+    told = settings(config, ranks=8)
+    assert told["train_micro_batch_size_per_gpu"] == micro_batch(config, 8) == 2
+    assert told["train_batch_size"] == 2 * 4 * 8
+
+
+def test_the_learning_rate_warms_up_and_falls_to_a_tenth() -> None:
+    config = OptimiserConfig(lr=1.0, warmup=10)
+    rates = [learning_rate(config, step, 110) for step in range(111)]
+    assert rates[0] == pytest.approx(0.1) and rates[9] == rates[10] == 1.0
+    assert rates[60] == pytest.approx(0.55)
+    assert rates[110] == pytest.approx(0.1)
+    assert rates[9:] == sorted(rates[9:], reverse=True)
+    assert learning_rate(replace(config, decay="constant"), 100, 110) == 1.0
+
+
+def test_changes_are_named_with_dots() -> None:
+    config = TrainConfig()
+    other = replace(config, seed=1, data=replace(config.data, size=7))
+    assert list(changes(config, other)) == [("data.size", config.data.size, 7), ("seed", 0, 1)]
+    assert not list(changes(config, config))

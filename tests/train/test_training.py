@@ -1,0 +1,147 @@
+"""`compgen train` as a user runs it: whole runs, in processes of their own, some of them killed on the way."""
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+import torch
+
+from compgen_fast.train.checkpoints import Checkpoints
+from compgen_fast.train.export import load_model
+from compgen_fast.train.ranks import Ranks
+from tests.train.runs import lines, losses, start, train, wait_until
+
+
+@pytest.fixture(scope="module")
+def straight(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of 12 steps in one process that nothing disturbs; the others are compared with it."""
+    out = tmp_path_factory.mktemp("runs") / "straight"
+    train(out)
+    return out
+
+
+def test_a_run_learns_and_leaves_weights_that_decode(straight: Path) -> None:
+    found = losses(straight)
+    assert len(found) == 12
+    assert found[-1] < 0.9 * found[0]
+    assert {"reconstruction", "kl", "penalty", "lr", "samples_per_second", "utilisation"} <= lines(straight)[5].keys()
+    assert "validation_loss" in lines(straight)[11]
+    model = load_model(straight / "weights")
+    images = model.reconstruct(torch.zeros(2, 16, 16, 3, dtype=torch.uint8))
+    assert images.shape == (2, 16, 16, 3)
+
+
+def test_a_run_that_is_killed_goes_on_bit_for_bit(straight: Path) -> None:
+    out = straight.parent / "killed"
+    process = start(out, "--checkpoint.every", "3", "--steps", "100000")
+    wait_until(lambda: len(lines(out)) > 5, process)
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    printed = train(out, "--checkpoint.every", "3", "--resume")
+    assert "going on after step" in printed
+    assert losses(out) == losses(straight)
+
+
+def test_a_run_goes_on_with_more_ranks_and_another_zero_stage(straight: Path) -> None:
+    out = straight.parent / "grown"
+    train(out, "--steps", "5")
+    train(out, "--resume", "--nproc", "2", "--zero-stage", "2")
+    assert losses(out)[:5] == losses(straight)[:5]
+    assert losses(out) == pytest.approx(losses(straight), rel=1e-4)
+    train(out, "--resume", "--steps", "14")
+    assert len(losses(out)) == 14
+
+
+@pytest.mark.parametrize("stage", ["0", "1", "2"])
+def test_two_ranks_with_accumulation_and_a_hessian_penalty_do_what_one_process_does(
+    straight: Path, stage: str
+) -> None:
+    hessian = ("--model.loss.penalty", "hessian", "--model.loss.alpha", "1e-3", "--steps", "4")
+    one = straight.parent / "one"
+    if not one.exists():
+        train(one, *hessian)
+    out = straight.parent / f"two_{stage}"
+    printed = train(out, *hessian, "--nproc", "2", "--accumulation", "2", "--zero-stage", stage)
+    assert "audit" in printed
+    assert losses(out) == pytest.approx(losses(one), rel=1e-4)
+    assert lines(out)[3]["penalty"] == pytest.approx(lines(one)[3]["penalty"], rel=1e-3)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_saves_and_exits_0(straight: Path, number: signal.Signals) -> None:
+    out = straight.parent / number.name
+    process = start(out, "--steps", "100000")
+    wait_until(lambda: len(lines(out)) > 3, process)
+    process.send_signal(number)
+    printed, _ = process.communicate(timeout=60)
+    assert process.returncode == 0, printed
+    assert f"stopped by {number.name} after step {len(lines(out))}" in printed
+    newest = Checkpoints(out / "checkpoints", 2, Ranks.alone()).latest()
+    assert newest is not None and newest.name == f"step_{len(lines(out)):08d}"
+
+
+def test_a_rank_that_is_killed_is_named_and_the_checkpoint_stays(straight: Path) -> None:
+    out = straight.parent / "lost"
+    process = start(out, "--steps", "100000", "--checkpoint.every", "4", "--nproc", "2", "--guard.stall", "5")
+    wait_until(lambda: len(lines(out)) > 5, process)
+    second = next(pid for pid in _children(process.pid) if b"RANK=1\0" in Path(f"/proc/{pid}/environ").read_bytes())
+    os.kill(second, signal.SIGKILL)
+    printed, _ = process.communicate(timeout=60)
+    assert process.returncode != 0
+    assert "rank 1" in printed
+    assert Checkpoints(out / "checkpoints", 2, Ranks.alone()).latest() is not None
+    assert not _children(process.pid)
+
+
+def _children(parent: int) -> list[int]:
+    found = []
+    for status in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            if int(status.read_text().rpartition(")")[2].split()[1]) == parent:
+                found.append(int(status.parent.name))
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+    return found
+
+
+@pytest.mark.parametrize("stage", ["0", "1"])
+def test_a_loss_that_is_not_finite_ends_the_run_and_names_the_layer(straight: Path, stage: str) -> None:
+    out = straight.parent / f"exploded_{stage}"
+    settings = ("--optimiser.lr", "1e30", "--optimiser.clip", "0", "--zero-stage", stage)
+    printed = train(out, *settings, code=1)
+    assert "The step was not taken" in printed
+    assert "first seen in" in printed
+    assert "Traceback" not in printed
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        (("--batch-size", "9", "--nproc", "2"), "batch_size is 9, split over 2 ranks"),
+        (("--zero-stage", "3"), "zero_stage is 3; expected 0, 1 or 2"),
+        (("--device", "cuda"), "torch sees no CUDA"),
+        (("--model.loss.penalty", "attention", "--model.decoder.kind", "additive"), "penalty 'attention'"),
+        (("--data.shards", "nowhere", "--data.split", "background"), "shards are of one split"),
+        (("--data.world", "atlantis"), "there is no world 'atlantis'"),
+        (("--steps", "0"), "steps is 0; expected at least 1"),
+        (("--bogus", "1"), "--bogus"),
+    ],
+)
+def test_impossible_settings_end_with_a_sentence(
+    tmp_path: Path, settings: tuple[str, ...], sentence: str
+) -> None:
+    if settings[0] == "--device" and torch.cuda.is_available():
+        pytest.skip("there is one")
+    printed = train(tmp_path / "run", *settings, code=2)
+    assert sentence in " ".join(printed.split())
+    assert "Traceback" not in printed
+    assert not (tmp_path / "run" / "checkpoints").exists()
+
+
+def test_a_folder_with_a_run_is_not_overwritten(straight: Path) -> None:
+    before = (straight / "metrics.jsonl").read_bytes()
+    assert "already holds a run" in train(straight, code=2)
+    refused = train(straight, "--resume", "--model.slots", "3", code=2)
+    assert "model.slots is 3, but the run" in refused
+    assert (straight / "metrics.jsonl").read_bytes() == before
