@@ -38,10 +38,12 @@ class StepSize:
     batch: int
     penalty: Penalty
     part: int = 1
+    compiled: bool = False
+    """Whether torch.compile takes part, which needs minutes."""
 
     def __str__(self) -> str:
         penalty = "no penalty" if self.penalty == "none" else self.penalty
-        part = "" if self.part == 1 else f" on 1/{self.part} of the pixels"
+        part = "" if self.part == 1 else f" on 1/{self.part} of pixels"
         return f"{self.name} {self.model.image_size} px, batch {self.batch}, {penalty}{part}"
 
     @property
@@ -65,15 +67,15 @@ class StepSize:
         return torch.randint(0, 256, (self.batch, side, side, 3), dtype=torch.uint8, generator=generator)
 
 
-def case(size: StepSize, device: str, compiled: bool) -> Case:
-    """The step by us, in eager torch, and by torch.compile of that, which takes minutes to compile."""
+def case(size: StepSize, device: str) -> Case:
+    """The step by us, in eager torch, and perhaps by torch.compile of that."""
     model, images = size.build().to(device), size.images().to(device)
     eager = partial(functional_call, EagerSlotVAE(model))
     peers = [Contender("eager", partial(peer, eager, model, images))]
     if size.penalty == "none":
         fused = partial(functional_call, EagerSlotVAE(model, attend=fused_attention))
         peers.append(Contender("eager, SDPA", partial(peer, fused, model, images)))
-    if compiled:
+    if size.compiled:
         peers.append(Contender("compiled eager", partial(peer, compile_step(eager, size.penalty), model, images)))
     return Case(
         suite="train",
@@ -88,9 +90,9 @@ def case(size: StepSize, device: str, compiled: bool) -> Case:
 
 
 def compile_step(step: Callable[..., Any], penalty: Penalty) -> Callable[..., Any]:
-    """Inductor fails on nested jvp; what compiles is its graph, run op by op."""
+    """Inductor fails on nested jvp ("ZeroTensors are immutable"): its graph is captured, and run op by op."""
     derivatives = penalty not in ("none", "attention")
-    return torch.compile(step, dynamic=False, backend="aot_eager" if derivatives else "inductor")
+    return torch.compile(step, dynamic=False, fullgraph=True, backend="aot_eager" if derivatives else "inductor")
 
 
 def ours(model: SlotVAE, images: Tensor, *parameters: Tensor) -> Outputs:
@@ -255,7 +257,7 @@ class EagerSlotVAE(nn.Module):
             decode = partial(self.decode, norm=decomposed_norm)
             return cast(Any, jvp(decode, (z,), (direction.expand_as(z),)))  # type: ignore[no-any-return]
 
-        colours, moved = vmap(along, out_dims=(None, 0))(directions)
+        colours, moved = vmap(along, out_dims=cast(Any, (None, 0)))(directions)
         norms = torch.linalg.vector_norm(moved.unflatten(0, (K, width)), dim=1)
         pairs = (norms.sum(0).square() - norms.square().sum(0)) / 2
         return pairs.sum() / len(z), colours

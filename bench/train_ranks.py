@@ -25,6 +25,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.distributed_c10d import Store
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import clip_grad_norm_
 
@@ -35,7 +36,7 @@ from compgen_fast.train import engine
 from compgen_fast.train.config import TrainConfig
 from compgen_fast.train.launch import Placement, placed
 from compgen_fast.train.ranks import Ranks, joined
-from compgen_fast.train.scaling import CpuCalibration, calibrate_cpu
+from compgen_fast.train.scaling import calibrate_cpu
 from compgen_fast.train.settings import from_json, to_json
 
 STAGES = (0, 1, 2)
@@ -82,7 +83,7 @@ def engine_name(stage: int) -> str:
 
 def measure(recipe: TrainConfig, rounds: int) -> tuple[Found, Found]:
     """The jobs of one rank and of two; raises a RuntimeError with a rank's last words if one fails."""
-    turns = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    turns = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)  # type: ignore[attr-defined]
     jobs = [Job(recipe, ranks, rounds, turns.port) for ranks in (1, 2)]
     with tempfile.TemporaryDirectory(prefix="compgen-bench-") as scratch:
         folders = [Path(scratch) / f"{job.ranks}" for job in jobs]
@@ -99,9 +100,11 @@ def measure(recipe: TrainConfig, rounds: int) -> tuple[Found, Found]:
         return one, two
 
 
-def calibrate(recipe: TrainConfig, stage: int, parameters: int, steps: int) -> CpuCalibration:
-    """The parts from which a step of two ranks is predicted: the engine's step on one, and messages."""
-    return calibrate_cpu(partial(lone_step, recipe, stage), parameters, steps=steps)
+def predict(recipe: TrainConfig, stage: int, steps: int) -> tuple[float, float]:
+    """Seconds of the engine's step on one rank, measured, and on two, modelled."""
+    parameters = sum(parameter.numel() for parameter in fresh(recipe).parameters() if parameter.requires_grad)
+    parts = calibrate_cpu(partial(lone_step, recipe, stage), parameters, steps=steps)
+    return parts.step_alone, parts.predict(stage, bucket=engine.BUCKET)
 
 
 @contextmanager
@@ -113,7 +116,9 @@ def started(jobs: Sequence[Job], folders: Sequence[Path]) -> Iterator[list["Proc
             folder.mkdir()
             (folder / "job.json").write_text(to_json(job))
             port = placed({}).port
-            processes += [Process(Placement(rank, job.ranks, rank, "127.0.0.1", port), folder) for rank in range(job.ranks)]
+            processes += [
+                Process(Placement(rank, job.ranks, rank, "127.0.0.1", port), folder) for rank in range(job.ranks)
+            ]
         yield processes
     finally:
         for process in processes:
@@ -149,7 +154,7 @@ class Process:
         self.process.wait()
 
 
-def _await(turns: dist.Store, key: str, processes: Sequence[Process], seconds: float) -> None:
+def _await(turns: Store, key: str, processes: Sequence[Process], seconds: float) -> None:
     """Until a job has set the key."""
     latest = time.monotonic() + seconds
     while not turns.check([key]):
@@ -175,25 +180,35 @@ def _done(job: Job, turn: int) -> str:
 def main(folder: Path) -> None:
     torch.set_num_threads(1)
     job = from_json(Job, (folder / "job.json").read_text(), "job.json")
-    turns = dist.TCPStore("127.0.0.1", job.turns_port, is_master=False, timeout=timedelta(seconds=TURN_SECONDS))
+    patience = timedelta(seconds=TURN_SECONDS)
+    turns = dist.TCPStore("127.0.0.1", job.turns_port, is_master=False, timeout=patience)  # type: ignore[attr-defined]
     with joined("cpu") as ranks:
         contenders = all_contenders(job.recipe, ranks)
         drift = warm_up(contenders, ranks)
         _tell(job, ranks, turns, 0)
-        rounds = []
+        ms: dict[str, list[float]] = {contender.name: [] for contender in contenders}
         for turn in range(1, job.rounds + 1):
             turns.wait([_go(job, turn)])
-            rounds.append([seconds(contender.step, WARM + turn, ranks) for contender in contenders])
+            for contender in rotated(contenders, turn):
+                ms[contender.name].append(1e3 * seconds(contender.step, WARM + turn, ranks))
             _tell(job, ranks, turns, turn)
-        slowest = [[1e3 * max(times) for times in zip(*each, strict=True)] for each in zip(*ranks.gather(rounds), strict=True)]
-        names = [contender.name for contender in contenders]
-        ms = {name: [times[i] for times in slowest] for i, name in enumerate(names)}
+        found = Found(ranks.size, slowest(ranks.gather(ms)), drift)
         if ranks.first:
-            (folder / "found.json").write_text(json.dumps(asdict(Found(ranks.size, ms, drift))))
-        ranks.barrier()
+            (folder / "found.json").write_text(json.dumps(asdict(found)))
 
 
-def _tell(job: Job, ranks: Ranks, turns: dist.Store, turn: int) -> None:
+def rotated(contenders: Sequence["Trained"], turn: int) -> list["Trained"]:
+    """Another one begins in every turn: the first finds the caches as the other job left them."""
+    first = turn % len(contenders)
+    return [*contenders[first:], *contenders[:first]]
+
+
+def slowest(ms: Sequence[Mapping[str, Sequence[float]]]) -> dict[str, list[float]]:
+    """Of all ranks' times, by contender and round."""
+    return {name: [max(times) for times in zip(*(each[name] for each in ms), strict=True)] for name in ms[0]}
+
+
+def _tell(job: Job, ranks: Ranks, turns: Store, turn: int) -> None:
     """That all ranks have done their turn."""
     ranks.barrier()
     if ranks.first:

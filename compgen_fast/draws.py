@@ -35,26 +35,29 @@ class Draws:
 
     def normal(self, like: Tensor) -> Tensor:
         """Standard normal, one for each number in ``like`` [n, …]."""
-        return self._rows(like, lambda shape: torch.randn(shape, **self._on(like), dtype=like.dtype))
+        return self._rows(
+            like, lambda shape: torch.randn(shape, generator=self.generator, device=like.device, dtype=like.dtype)
+        )
 
     def uniform(self, like: Tensor) -> Tensor:
         """Uniform in [0, 1), one for each number in ``like`` [n, …]."""
-        return self._rows(like, lambda shape: torch.rand(shape, **self._on(like), dtype=like.dtype))
+        return self._rows(
+            like, lambda shape: torch.rand(shape, generator=self.generator, device=like.device, dtype=like.dtype)
+        )
 
     def signs(self, like: Tensor) -> Tensor:
         """Rademacher: ±1, one for each number in ``like`` [n, …]."""
-        coins = self._rows(like, lambda shape: torch.randint(0, 2, shape, **self._on(like)))
+        coins = self._rows(like, lambda shape: torch.randint(0, 2, shape, generator=self.generator, device=like.device))
         return (2 * coins - 1).to(like.dtype)
 
     def permutation(self, count: int, device: torch.device) -> Tensor:
         """One order of ``count`` things, the same on every rank."""
         return torch.randperm(count, generator=self.generator, device=device)
 
-    def _on(self, like: Tensor) -> dict[str, object]:
-        return {"generator": self.generator, "device": like.device}
-
     def _rows(self, like: Tensor, draw: Callable[[tuple[int, ...]], Tensor]) -> Tensor:
         total, last = self.total or len(like), self.first + len(like)
         if last > total:
-            raise ValueError(f"Draws: rows {self.first} to {last} of a batch of {total}; expected rows inside the batch")
+            raise ValueError(
+                f"Draws: rows {self.first} to {last} of a batch of {total}; expected rows inside the batch"
+            )
         return draw((total, *like.shape[1:]))[self.first : last]

@@ -129,11 +129,15 @@ def _differentiate_sums(ctx: Any, slots: Tensor) -> tuple[Tensor | None, ...]:
 
 
 for _name, _schema, _reference, _fake, _differentiate in (
-    ("products", "(Tensor pixels, Tensor slots, int first)", products_reference, _fake_products, _differentiate_products),
+    (
+        "products",
+        "(Tensor pixels, Tensor slots, int first)",
+        products_reference,
+        _fake_products,
+        _differentiate_products,
+    ),
     ("mix", "(Tensor weights, Tensor slots, int first, int images)", mix_reference, _fake_mix, _differentiate_mix),
     ("sums", "(Tensor weights, Tensor pixels, int first)", sums_reference, _fake_sums, _differentiate_sums),
 ):
-    define_op(
-        f"jet_slot_{_name}", f"{_schema} -> Tensor", reference=_reference, triton=None, fake=_fake, public=False
-    )
+    define_op(f"jet_slot_{_name}", f"{_schema} -> Tensor", reference=_reference, triton=None, fake=_fake, public=False)
     torch.library.register_autograd(f"compgen::jet_slot_{_name}", _differentiate, setup_context=_save)

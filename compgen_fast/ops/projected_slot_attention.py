@@ -140,7 +140,9 @@ def unfolded(
     w_q, b_q, w_out, b_out = projections
     q = linear(x, w_q, b_q).unflatten(-1, k.shape[2:]).expand(len(k), -1, -1, -1)
     if not return_weights:
-        return linear(slot_cross_attention(q, k, v, slot_mask, scale, return_weights=False).flatten(-2), w_out, b_out), None
+        return linear(
+            slot_cross_attention(q, k, v, slot_mask, scale, return_weights=False).flatten(-2), w_out, b_out
+        ), None
     seen, weights = slot_cross_attention(q, k, v, slot_mask, scale)
     return linear(seen.flatten(-2), w_out, b_out), weights
 
@@ -155,18 +157,15 @@ def folded(
     return_weights: bool,
 ) -> tuple[Tensor, Tensor | None]:
     """The op with its projections folded into the slots. Made of torch functions that have jet rules."""
-    slots = fold(k, v, projections, slot_mask, scale)
-    a, c, u = slots.a, slots.c, slots.u
+    a, c, u = fold(k, v, projections, slot_mask, scale)
     if len(x) == len(k):
-        logits = torch.bmm(a.flatten(1, 2), x.mT).unflatten(1, a.shape[1:3])
+        logits = torch.baddbmm(c.flatten(1).unsqueeze(-1), a.flatten(1, 2), x.mT).unflatten(1, a.shape[1:3])
     else:
-        logits = torch.mm(a.flatten(0, 2), x[0].mT).unflatten(0, a.shape[:3])
-    if c is not None:
-        logits += c.unsqueeze(-1)
+        logits = torch.addmm(c.flatten().unsqueeze(-1), a.flatten(0, 2), x[0].mT).unflatten(0, a.shape[:3])
     p = accumulation(logits)[0].softmax(2)
-    out = torch.bmm(p.to(x.dtype).flatten(1, 2).mT, u.flatten(1, 2))
-    if projections.b_out is not None:
-        out += projections.b_out
+    weights, values = p.to(x.dtype).flatten(1, 2).mT, u.flatten(1, 2)
+    bias = projections.b_out
+    out = torch.bmm(weights, values) if bias is None else torch.baddbmm(bias[None], weights, values)
     return out, mean_over_heads(p, slot_mask).to(x.dtype) if return_weights else None
 
 
@@ -180,7 +179,7 @@ class FoldedSlots(NamedTuple):
     """What the slots become when the projections are folded into them."""
 
     a: Tensor  # [B, H, S, Q]
-    c: Tensor | None  # [B, H, S]; None where it is zero
+    c: Tensor  # [B, H, S]
     u: Tensor  # [B, H, S, Q_out]
 
 
@@ -196,10 +195,11 @@ def fold(k: Tensor, v: Tensor, projections: Projections, slot_mask: Tensor | Non
     k = k * scale
     a = torch.einsum("bshd,hdq->bhsq", k, w_q.unflatten(0, heads)).to(dtype)
     u = torch.einsum("bshd,qhd->bhsq", v, w_out.unflatten(1, heads)).to(dtype)
-    c = None
-    if projections.b_q is not None:
-        c = torch.einsum("bshd,hd->bhs", k, accumulation(projections.b_q)[0].unflatten(0, heads)).to(dtype)
+    if projections.b_q is None:
+        c = k.select(-1, 0).transpose(1, 2) * 0
+    else:
+        c = torch.einsum("bshd,hd->bhs", k, accumulation(projections.b_q)[0].unflatten(0, heads))
+    c = c.to(dtype)
     if slot_mask is not None:
-        c = k.select(-1, 0).transpose(1, 2) * 0 if c is None else c
         c = c.masked_fill(~slot_mask.unsqueeze(1), torch.finfo(dtype).min)
     return FoldedSlots(a, c, u)

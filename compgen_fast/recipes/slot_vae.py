@@ -42,7 +42,6 @@ def slot_vae_small() -> TrainConfig:
         optimiser=OptimiserConfig(warmup=1_000),
         steps=100_000,
         precision="bf16",
-        zero_stage=1,
         device="cuda",
         out=Path("runs/slot_vae_small"),
     )
@@ -64,7 +63,6 @@ def slot_vae_reference() -> TrainConfig:
         checkpoint=CheckpointConfig(every=5_000),
         steps=500_000,
         precision="bf16",
-        zero_stage=1,
         device="cuda",
         out=Path("runs/slot_vae_reference"),
     )

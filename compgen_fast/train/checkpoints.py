@@ -170,8 +170,8 @@ class Checkpoints:
                 failure = CheckpointError(f"{self.folder}: {error or type(error).__name__}")
                 failure.__cause__ = error
         told: tuple[T, CheckpointError | None] = self.ranks.gather((result, failure))[0]
-        if error := failure or told[1]:
-            raise error
+        if problem := failure or told[1]:
+            raise problem
         return told[0]
 
     def _clear(self) -> None:

@@ -102,8 +102,9 @@ def parse(name: str, arguments: list[str]) -> Any:
         Annotated[command, tyro.conf.subcommand(recipe, default=command(config=make()), description=make.__doc__)]
         for recipe, make in RECIPES.items()
     )
+    choice: Any = Union[recipes]  # noqa: UP007 made at run time
     return tyro.cli(
-        Union[recipes],  # type: ignore[arg-type]  # noqa: UP007 made at run time
+        choice,
         prog=f"compgen {name}",
         description=command.__doc__,
         args=arguments,

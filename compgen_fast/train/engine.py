@@ -1,7 +1,8 @@
 """DeepSpeed's engine around a model: the one place that knows how DeepSpeed wants to be told things.
 
-The engine holds parameters, gradients and the optimiser in fp32; bf16 is autocast in the model's forward. DeepSpeed's own bf16 mode would round the weights that a derivative penalty differentiates through, and its
-stage 0 counts AdamW's first step twice.
+The engine holds parameters, gradients and the optimiser in fp32; bf16 is autocast in the model's forward. DeepSpeed's
+own bf16 mode would round the weights that a derivative penalty differentiates through, and its stage 0 counts AdamW's
+first step twice.
 """
 
 import logging
@@ -29,7 +30,7 @@ def start(model: nn.Module, config: TrainConfig, ranks: Ranks) -> Any:
     for parameter in model.parameters():  # DeepSpeed sends them as bytes, which other layouts do not allow
         parameter.data = parameter.data.contiguous()
     if config.precision == "bf16":  # on the model itself: around the engine, DeepSpeed switches autocast off
-        model.forward = torch.autocast(ranks.device.type, torch.bfloat16)(model.forward)  # type: ignore[method-assign]
+        model.forward = torch.autocast(ranks.device.type, torch.bfloat16)(model.forward)
     engine, *_ = deepspeed.initialize(
         model=model, optimizer=adamw(model, config.optimiser), config=settings(config, ranks.size)
     )
@@ -45,7 +46,7 @@ def imported(device: torch.device) -> Any:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about optional parts of its own that are not installed
         import deepspeed
-    warnings.filterwarnings("ignore", "`torch.distributed.*deprecated", FutureWarning)  # names that DeepSpeed still uses
+    warnings.filterwarnings("ignore", "`torch.distributed.*deprecated", FutureWarning)  # names that it uses
     deepspeed.utils.logger.setLevel(logging.WARNING)
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     return deepspeed

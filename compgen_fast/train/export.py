@@ -3,7 +3,8 @@
     weights/weights.safetensors    parameters and buffers
             config.json            the model's settings, and the factors of its data set
 
-`load_model` builds the model from the folder alone.
+`load_model` builds the model from the folder alone. The exception is an encoder that began as a file of ViT weights:
+its sizes are read off that file, which must still be where the settings say.
 """
 
 from collections.abc import Mapping, Sequence

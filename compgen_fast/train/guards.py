@@ -54,8 +54,8 @@ def first_bad_layer(model: nn.Module, run: Callable[[], Losses]) -> str | None:
         model: the plain module, not the engine around it.
         run: the step's forward, model → named losses with "loss"; its draws must be those of the bad step.
 
-    Looked at, in this order: parameters, what goes into and comes out of each module, what each operation of the
-    backward pass makes of gradients that were finite. Gradients are not accumulated and no other rank is waited for, so
+    Looked at, in this order: parameters, what goes into and comes out of each module, the gradients that each operation
+    of the backward pass hands on. Gradients are not accumulated and no other rank is waited for, so
     every rank can call this on its own samples.
     """
     for name, parameter in model.named_parameters():
@@ -124,8 +124,8 @@ class _Inspection:
             self._note(f"the output of {self._names[module]} ({type(module).__name__})")
 
     def _judge(self, node: Node) -> Callable[[Any, Any], None]:
-        def look(inputs: Any, outputs: Any) -> None:  # the gradients it hands on, and those it was handed
-            if self.found is None and _finite(outputs) and not _finite(inputs):
+        def look(handed_on: Any, _: Any) -> None:
+            if self.found is None and not _finite(handed_on):
                 self._note(f"the backward of {self._owner(node)} ({node.name()})")
 
         return look

@@ -179,7 +179,7 @@ POLL_SECONDS = 0.05
 LEAVE_SECONDS = 10.0
 """For the others to end by themselves once a rank has failed; their watch needs about half of it."""
 KILL_SECONDS = 5.0
-DRAIN_SECONDS = 2.0
+DRAIN_SECONDS = 5.0
 FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 _PARENT_DEATH_SIGNAL = 1  # prctl's PR_SET_PDEATHSIG
 

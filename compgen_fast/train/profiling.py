@@ -167,7 +167,7 @@ def _marked_modules(model: nn.Module) -> Iterator[None]:
             if isinstance(module, nn.Module):
                 begin, end = _range_hooks(name)
                 hooks.callback(module.register_forward_pre_hook(begin).remove)
-                hooks.callback(module.register_forward_hook(end, always_call=True).remove)
+                hooks.callback(module.register_forward_hook(end).remove)
         yield
 
 
@@ -188,7 +188,7 @@ def _range_hooks(name: str) -> tuple[Callable[..., None], Callable[..., None]]:
 def _on_thread(events: Sequence[Any]) -> list[Piece]:
     """What claims the time of the training thread. It waits while gloo's threads communicate."""
     thread = next(event.thread for event in events if event.name == STEP)
-    messages = [_piece("communication", event, 1) for event in events if _is_message(event)]
+    messages = [_piece("communication", event, 1) for event in events if event.name.startswith("gloo:")]
     return [*_steps(events, "other"), *messages, *_marks(events)[thread]]
 
 
@@ -254,10 +254,6 @@ def _piece(phase: str, event: Any, layer: int = 0) -> Piece:
 def _on_host(event: Any) -> bool:
     """Ran on one thread of the CPU, from its start to its end."""
     return event.device_type.name == "CPU" and not event.is_async
-
-
-def _is_message(event: Any) -> bool:
-    return bool(event.is_async) and str(event.name).startswith("gloo:")
 
 
 def _phases(pieces: Sequence[Piece], total: float, steps: int) -> list[Row]:

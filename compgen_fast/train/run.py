@@ -1,4 +1,4 @@
-"""One run on this rank, from its settings to its exit code: what to refuse before any work, and how failures are told."""
+"""A run on this rank, from its settings to its exit code: what to refuse before any work, how failures are told."""
 
 import os
 import sys
@@ -7,6 +7,7 @@ from dataclasses import replace
 from rich.console import Console
 
 from compgen_fast.models.build import check as check_model
+from compgen_fast.report import training as report
 from compgen_fast.train import folder
 from compgen_fast.train.config import TrainConfig, check
 from compgen_fast.train.launch import placed
@@ -29,11 +30,24 @@ def run(config: TrainConfig, resume: bool) -> int:
                 if resume:
                     trainer.resume()
                 trainer.train()
+                write_report(trainer)
         except SHARED_FAILURES as failure:
             if ranks.first:
                 print(f"compgen: {failure}", file=sys.stderr)
             return FAILED
     return 0
+
+
+def write_report(trainer: Trainer) -> None:
+    """Rank 0 draws the run, with the averaged weights on a few validation images."""
+    if not trainer.ranks.first:
+        return
+    shown = trainer.validation or trainer.stream
+    shown.seek(0)
+    batch = next(iter(shown))
+    with trainer.ema.applied(trainer.model):
+        page = report.write(trainer.config.out, trainer.model.eval(), batch.images)
+    trainer.console.print(f"report in {page}", soft_wrap=True, highlight=False)
 
 
 def profile(config: TrainConfig, steps: int) -> int:

@@ -4,7 +4,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from compgen_fast.ops import slot_cross_attention
+from compgen_fast.models import CrossAttentionDecoder
+from compgen_fast.ops import projected_slot_attention, slot_cross_attention
 
 WIDTH, CODE, HEADS = 8, 6, 2
 
@@ -138,6 +139,33 @@ class SlotTransformer(Transformer):
     layer = SlotLayer
 
 
+class ProjectedLayer(Layer):
+    """The same with both projections in one op: two heads, so wide that folding them into the slots pays."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        width = 2 * WIDTH
+        self.to_q, self.to_out = nn.Linear(WIDTH, width), nn.Linear(width, WIDTH)
+        self.to_kv = nn.Linear(WIDTH, 2 * width)
+
+    def forward(self, x: Tensor, s: Tensor) -> Tensor:
+        k, v = (slots.unflatten(-1, (HEADS, -1)) for slots in self.to_kv(s).chunk(2, -1))
+        projections = self.to_q.weight, self.to_q.bias, self.to_out.weight, self.to_out.bias
+        x = x + projected_slot_attention(self.norm_q(x), k, v, *projections, return_weights=False)
+        return x + self.mlp(self.norm_mlp(x))
+
+
+class ProjectedTransformer(Transformer):
+    layer = ProjectedLayer
+
+
+class Reference(CrossAttentionDecoder):
+    """This project's decoder, whose first pixels are one set for all images."""
+
+    def __init__(self) -> None:
+        super().__init__(CODE, 3, heads=HEADS, head_dim=8, query_dim=WIDTH, slot_hidden=WIDTH, octaves=2)
+
+
 class SelfAttending(nn.Module):
     """torch's own transformer layer over the slots: nn.MultiheadAttention inside."""
 
@@ -149,4 +177,4 @@ class SelfAttending(nn.Module):
         return self.layer(z)
 
 
-DECODERS = (Bent, Convolutional, Transformer, SlotTransformer, SelfAttending)
+DECODERS = (Bent, Convolutional, Transformer, SlotTransformer, ProjectedTransformer, Reference, SelfAttending)

@@ -8,8 +8,12 @@ from typing import Any
 import pytest
 
 from compgen_fast.jets import jet
-from compgen_fast.jets.rules import arithmetic, linear, norms, pointwise, reductions
+from compgen_fast.jets.rules import arithmetic, attention, linear, norms, pointwise, reductions
 from compgen_fast.ops import jet_linear, jet_norm
+from compgen_fast.ops.jet_slot_softmax import _softmax as softmax_over_slots
+from compgen_fast.ops.jet_slot_softmax import _together as put_together
+from compgen_fast.ops.jet_slot_softmax import reference as jet_slot_softmax_reference
+from compgen_fast.ops.projected_slot_attention import fold
 from tests.jets import test_rules
 from tests.jets.oracles import KINDS
 
@@ -35,6 +39,30 @@ MUTANTS: dict[str, tuple[Callable[..., Any], str, str, str]] = {
     ),
     "no second derivative in the chain rule": (pointwise.chain, "bent = bent + moved[2]", "bent = moved[2]", "tanh"),
     "a bias on every channel": (jet_linear.reference, "y[0] += bias", "y += bias", "linear"),
+    "a slot's tangent meets the wrong channel": (
+        put_together,
+        "_chosen(side, by_tangent.v, by_tangent.u)",
+        "_chosen(side, by_tangent.u, by_tangent.v)",
+        "projected_slot_attention, slots alike",
+    ),
+    "no second derivative in the softmax over slots": (
+        softmax_over_slots,
+        "p * (l_uv + l_u * l_v)",
+        "p * l_uv",
+        "projected_slot_attention, slots alike",
+    ),
+    "slots' own scores that do not move": (
+        jet_slot_softmax_reference,
+        "products[4] + tangent",
+        "products[4]",
+        "projected_slot_attention, slots alike",
+    ),
+    "a masked slot that is scored": (
+        fold,
+        "torch.finfo(dtype).min",
+        "0.0",
+        "projected_slot_attention, slots alike and masked",
+    ),
     "a constant on every channel": (arithmetic._AddToPrimal.forward, "channels[0].add_", "channels.add_", "add number"),
 }
 
@@ -58,6 +86,7 @@ def test_a_mutant_turns_an_oracle_red(mutant: str, monkeypatch: pytest.MonkeyPat
     # Whatever backend serves an op, its formula is what is mutated here.
     monkeypatch.setattr(linear, "jet_linear", jet_linear.reference)
     monkeypatch.setattr(norms, "jet_layer_norm", jet_norm.layer_norm_reference)
+    monkeypatch.setattr(attention, "jet_slot_softmax", jet_slot_softmax_reference)
     assert case in test_rules.CASES
     judge(case)
     mutate(monkeypatch, function, right, wrong)

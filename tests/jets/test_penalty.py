@@ -11,10 +11,20 @@ from torch import Tensor, nn
 from compgen_fast.bench.memory import measure_peaks
 from compgen_fast.jets import Jet, interaction_penalty, plot_slot_hessian_norms, slot_hessian_norms
 from compgen_fast.jets.penalty import RecordedWeights
+from compgen_fast.jets.rules import attention as attention_rules
 from compgen_fast.models import CrossAttentionDecoder
-from compgen_fast.ops import slot_cross_attention
+from compgen_fast.ops import projected_slot_attention, slot_cross_attention
 from tests.jets import decoders
-from tests.jets.decoders import DECODERS, Additive, AdditiveConvolutional, Bent, SlotTransformer, Transformer, slots
+from tests.jets.decoders import (
+    DECODERS,
+    Additive,
+    AdditiveConvolutional,
+    Bent,
+    ProjectedTransformer,
+    SlotTransformer,
+    Transformer,
+    slots,
+)
 from tests.jets.oracles import (
     DecomposedLayerNorm,
     attention,
@@ -213,10 +223,12 @@ def test_contrast_of_slots_with_pixels_of_their_own_is_zero_and_its_gradient_fin
     assert penalty.item() == 0.0 and z.grad is not None and z.grad.isfinite().all()
 
 
-def test_attention_penalty_reads_the_weights_of_every_layer() -> None:
-    decoder, z = SlotTransformer().double(), slots()
+@pytest.mark.parametrize("kind", [SlotTransformer, ProjectedTransformer])
+def test_attention_penalty_reads_the_weights_of_every_layer(kind: type[Transformer]) -> None:
+    decoder, z = kind().double(), slots()
     with RecordedWeights() as recorded:
         output = decoder(z)
+    assert len(recorded.weights) == 2
     w = torch.stack(recorded.weights).mean(0)
     assert w.shape == (2, 7, 4)
     expected = sum((w[..., k] * w[..., other]).mean() for k, other in combinations(range(4), 2))
@@ -238,11 +250,30 @@ def test_one_slot_cannot_interact(method: str) -> None:
     assert penalty.item() == 0.0 and output.shape == (2, 5) and type(output) is Tensor
 
 
+@pytest.mark.parametrize("kind", [SlotTransformer, ProjectedTransformer])
 @pytest.mark.parametrize("method", ["hessian", "pairs", "contrast", "triple", "attention"])
-def test_the_output_is_the_decoders(method: str) -> None:
-    decoder, z = SlotTransformer().double(), slots()
+def test_the_output_is_the_decoders(kind: type[Transformer], method: str) -> None:
+    decoder, z = kind().double(), slots()
     _, output = interaction_penalty(decoder, z, method=method, return_output=True)
     torch.testing.assert_close(output, decoder(z))
+
+
+@pytest.mark.parametrize("method", ["hessian", "pairs", "contrast", "triple", "attention"])
+def test_folding_the_projections_changes_no_penalty(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    decoder, z = ProjectedTransformer().double(), slots(2, 3).requires_grad_()
+    calls, softmax = [], attention_rules.jet_slot_softmax
+    monkeypatch.setattr(attention_rules, "jet_slot_softmax", lambda *x: calls.append(x) or softmax(*x))
+
+    def penalty_and_gradients() -> list[Tensor]:
+        penalty = interaction_penalty(decoder, z, method=method, generator=torch.Generator().manual_seed(0))
+        wanted = [z, *decoder.parameters()]
+        return [penalty, *torch.autograd.grad(penalty, wanted, allow_unused=True, materialize_grads=True)]
+
+    folded = penalty_and_gradients()
+    assert bool(calls) == (method in RANDOM_METHODS)  # contrast takes first-order jets, attention none
+    monkeypatch.setitem(projected_slot_attention.__globals__, "folding_pays", lambda *_: False)
+    monkeypatch.setattr(attention_rules, "folding_pays", lambda *_: False)
+    torch.testing.assert_close(folded, penalty_and_gradients(), rtol=1e-8, atol=1e-10)
 
 
 @pytest.mark.parametrize("method", ["hessian", "pairs", "contrast", "triple"])
@@ -391,3 +422,15 @@ def test_hooked_weights_do_not_change_what_the_decoder_sees() -> None:
     with RecordedWeights() as recorded:
         out = slot_cross_attention(q, q, q, return_weights=False)
     assert torch.equal(out, slot_cross_attention(q, q, q)[0]) and recorded.weights[0].shape == (1, 5, 5)
+
+
+@pytest.mark.parametrize("K", [4, 60], ids=["folded", "unfolded"])
+@pytest.mark.parametrize("return_weights", [False, True])
+def test_a_call_with_projections_is_recorded_once(K: int, return_weights: bool) -> None:
+    x, k, w = torch.randn(1, 7, 8), torch.randn(2, K, 2, 8), torch.randn(16, 8)
+    arguments = (x, k, k, w, None, w.T, None)
+    with RecordedWeights() as recorded:
+        found = projected_slot_attention(*arguments, return_weights=return_weights)
+    out, weights = projected_slot_attention(*arguments)
+    assert len(recorded.weights) == 1 and torch.equal(recorded.weights[0], weights)
+    torch.testing.assert_close(found, (out, weights) if return_weights else out)

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from compgen_fast.jets import Jet
-from compgen_fast.ops import slot_competition, slot_cross_attention
+from compgen_fast.ops import projected_slot_attention, slot_competition, slot_cross_attention
 from tests.jets.oracles import KINDS, attention, channels_of, expanded, layer_norm, random_jet
 
 torch.manual_seed(0)
@@ -19,6 +19,8 @@ MASK, INDEX = torch.rand(2, 3, 4) < 0.5, torch.tensor([2, 0, 1, 1])
 MATRIX, SCALE = torch.randn(3, 3).double(), torch.rand(6).double() + 0.5
 PADDING = torch.tensor([[True, True, False], [False, True, True]])
 MULTI_HEAD = nn.MultiheadAttention(4, 2, batch_first=True).double()
+WIDE = torch.randn(12, 4).double(), torch.randn(12).double(), torch.randn(5, 12).double(), BIAS
+NARROW = torch.randn(6, 3).double(), None, torch.randn(2, 6).double(), None
 SHAPE = (2, 3, 4)
 
 
@@ -35,6 +37,28 @@ def conv(dims: int, transposed: bool = False, **options: Any) -> Case:
     weight, bias = torch.randn(4, 3, *(2,) * dims).double(), torch.randn(3 if transposed else 4).double()
     op = getattr(F, name)
     return Case(lambda x: op(x, weight, bias, **options), ((2, 4 if transposed else 3, *(3,) * dims),))
+
+
+def projected_slots(weights: tuple[Any, ...], mask: Tensor | None, which: int) -> dict[str, Any]:
+    """The op on pixels and slots [B, S, H, 2·D], keys and values side by side so that they are sided alike, and its oracle
+    in its three parts: output (0) or weights (1).
+    """
+
+    def call(x: Any, s: Any) -> Any:
+        return projected_slot_attention(x, *s.chunk(2, -1), *weights, mask)[which]
+
+    def parts(x: Tensor, s: Tensor) -> Tensor:
+        w_q, b_q, w_out, b_out = weights
+        (k, v), heads = s.chunk(2, -1), s.shape[2]
+        q = F.linear(x, w_q, b_q).unflatten(-1, (heads, -1)).expand(len(k), -1, -1, -1)
+        logits = torch.einsum("bnhd,bshd->bhns", q, k) * k.shape[-1] ** -0.5
+        if mask is not None:
+            logits = logits.masked_fill(~mask[:, None, None], float("-inf"))
+        p = logits.softmax(-1)
+        seen = torch.einsum("bhns,bshd->bnhd", p, v).flatten(-2)
+        return F.linear(seen, w_out, b_out) if which == 0 else p.mean(1)
+
+    return {"f": call, "oracle": parts}
 
 
 def images(f: Callable[[Any], Any]) -> Case:
@@ -255,6 +279,22 @@ CASES |= {
     ),
     "slot_cross_attention weights": Case(
         lambda q, k, v: slot_cross_attention(q, k, v)[1], ((2, 5, 2, 4),) + ((2, 3, 2, 4),) * 2
+    ),
+    "projected_slot_attention": Case(
+        lambda x, k, v: projected_slot_attention(x, k, v, *WIDE, PADDING, return_weights=False),
+        ((2, 9, 4),) + ((2, 3, 2, 6),) * 2,
+    ),
+    "projected_slot_attention, slots alike": Case(**projected_slots(WIDE, None, 0), shapes=((2, 9, 4), (2, 3, 2, 12))),
+    "projected_slot_attention, slots alike and masked": Case(
+        **projected_slots(WIDE, PADDING, 0), shapes=((2, 9, 4), (2, 3, 2, 12))
+    ),
+    "projected_slot_attention weights": Case(
+        **projected_slots(WIDE, PADDING, 1), shapes=((2, 9, 4), (2, 3, 2, 12))
+    ),
+    "projected_slot_attention, one set of pixels": Case(
+        lambda s: projected_slots(NARROW, None, 0)["f"](MATRIX[None], s),
+        ((2, 2, 1, 12),),
+        oracle=lambda s: projected_slots(NARROW, None, 0)["oracle"](MATRIX[None], s),
     ),
     "slot_competition": Case(
         lambda q, k, v: slot_competition(q, k, v, PADDING)[0], ((2, 3, 2, 4),) + ((2, 5, 2, 4),) * 2

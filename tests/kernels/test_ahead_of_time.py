@@ -20,7 +20,14 @@ if os.environ.get("TRITON_INTERPRET") == "1":
 if importlib.util.find_spec("triton") is None:
     pytest.skip("no triton", allow_module_level=True)
 
-from compgen_fast.kernels import jet_cross_attention, jet_norm, jet_pointwise, slot_competition, slot_cross_attention
+from compgen_fast.kernels import (
+    jet_cross_attention,
+    jet_norm,
+    jet_pointwise,
+    jet_slot_softmax,
+    slot_competition,
+    slot_cross_attention,
+)
 from tests.ahead_of_time import SHARED_MEMORY, TARGETS, Figures, Launch, compile_launch, figures, recorded_launches
 
 BF16, FP32 = torch.bfloat16, torch.float32
@@ -146,6 +153,7 @@ JET_CASES: list[JetCase] = [
     *(("jet_cross_attention", dtype, (4, 4096, 4, 7, 64)) for dtype in (BF16, FP32)),  # B, N, H, S, D
     *(("jet_pointwise", dtype, (8192, 360)) for dtype in (BF16, FP32)),
     *(("jet_norm", dtype, (8192, 180)) for dtype in (BF16, FP32)),
+    *(("jet_slot_softmax", dtype, (4, 12, 7, 4096)) for dtype in (BF16, FP32)),  # B, H, S, N
 ]
 # How many tiles of pixels each kernel reads and writes.
 JET_TILES = {
@@ -155,6 +163,8 @@ JET_TILES = {
     "_pointwise_backward_kernel": (8, 4),
     "_norm_forward_kernel": (4, 4),
     "_norm_backward_kernel": (8, 4),
+    "_slot_softmax_forward_kernel": (7, 7),
+    "_slot_softmax_backward_kernel": (11, 7),
 }
 
 
@@ -176,6 +186,11 @@ def jet_launches(case: JetCase) -> list[Launch]:
             x = empty(4, *shape)
             jet_pointwise.gelu_forward(x, False)
             jet_pointwise.gelu_backward(x, x, False)
+        elif op == "jet_slot_softmax":
+            B, H, S, N = shape
+            products, side = empty(7, *shape), empty(B, S, dtype=torch.bool)
+            jet_slot_softmax.forward(products, empty(2, B, H, S), side)
+            jet_slot_softmax.backward(products, products, side, 7)
         else:
             x, weight = empty(4, *shape), empty(shape[-1])
             jet_norm.layer_norm_forward(x, weight, weight, 1e-5)
@@ -210,7 +225,8 @@ def test_jets_are_moved_as_wide_as_they_are_aligned(case: JetCase, target: str) 
     op, dtype, shape = case
     for launch, cost in jet_figures(case, target):
         read, written = JET_TILES[launch.name]
-        blocks = [size for block, size in launch.options.items() if block in ("BLOCK", "BLOCK_N", "BLOCK_R", "BLOCK_D")]
+        of_tile = ("BLOCK_N", "BLOCK_S") if op == "jet_slot_softmax" else ("BLOCK", "BLOCK_N", "BLOCK_R", "BLOCK_D")
+        blocks = [size for block, size in launch.options.items() if block in of_tile]
         tile = math.prod(blocks) * dtype.itemsize
         threads = launch.options["num_warps"] * TARGETS[target].warp_size
         aligned = 8 * math.gcd(16, shape[-1] * dtype.itemsize)
@@ -228,6 +244,13 @@ def test_jets_are_moved_as_wide_as_they_are_aligned(case: JetCase, target: str) 
 def test_jet_attention_of_the_odd_width_does_not_spill(dtype: torch.dtype, target: str) -> None:
     for launch, cost in jet_figures(("jet_cross_attention", dtype, (1, 16384, 12, 7, 43)), target):
         assert cost.spills == 0, f"{launch.name} spills: {cost}"
+
+
+@pytest.mark.parametrize("S", [1, 64])
+def test_the_softmax_of_few_and_of_many_slots_does_not_spill(S: int) -> None:
+    for dtype in (BF16, FP32):
+        for launch, cost in jet_figures(("jet_slot_softmax", dtype, (4, 12, S, 4096)), "sm_90"):
+            assert cost.spills == 0, f"{launch.name} spills: {cost}"
 
 
 def test_every_jet_kernel_is_compiled_somewhere() -> None:

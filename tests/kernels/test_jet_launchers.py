@@ -19,7 +19,7 @@ if os.environ.get("TRITON_INTERPRET") != "1":
     pytest.skip("start pytest with TRITON_INTERPRET=1", allow_module_level=True)
 pytest.importorskip("triton")
 
-from compgen_fast.kernels import jet_cross_attention, jet_norm, jet_pointwise
+from compgen_fast.kernels import jet_cross_attention, jet_norm, jet_pointwise, jet_slot_softmax
 
 # Largest error allowed, relative to the largest value of the channel: a few roundings of what enters the sums. Of fp32
 # the second-order channels need the most: they add up many products that partly cancel.
@@ -333,6 +333,43 @@ def test_what_lies_in_a_masked_slot_never_leaks(channels: int) -> None:
     grad_q, grad_k, grad_v = jet_cross_attention.backward(o, q, k, v, side, mask, 0.3)
     assert not any(x.isnan().any() for x in (o, grad_q, grad_k, grad_v))
     assert (grad_k[:, :, 2] == 0).all() and (grad_v[:, :, 2] == 0).all()
+
+
+# Softmax over slots
+
+
+def check_slot_softmax(products: torch.Tensor, offsets: torch.Tensor, side: torch.Tensor) -> None:
+    blocks, by_u = len(products), side[:, None, :, None]
+
+    def formula(products: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
+        zero = torch.zeros_like(products[0])
+        channels, tangents = (products[:4], products[4:]) if blocks == 7 else (products[:1], [products[1], zero, zero])
+
+        def at(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+            step = torch.where(by_u, a, b)
+            moved = offsets[0, ..., None] + step * offsets[1, ..., None] + step * along(torch.stack([*tangents]), a, b)
+            return (along(channels, a, b) + moved).softmax(2)
+
+        p, p_u, p_v, p_uv = derivatives(at)
+        return torch.stack(
+            [p, p_u, p_v, p_uv, torch.where(by_u, p, 0.0), torch.where(by_u, 0.0, p), torch.where(by_u, p_v, p_u)]
+        )
+
+    def backward(grad: torch.Tensor, products: torch.Tensor, offsets: torch.Tensor) -> Tensors:
+        weights = jet_slot_softmax.forward(products, offsets, side)
+        of_products = jet_slot_softmax.backward(grad, weights, side, blocks)
+        by_offsets = of_products[[0, 4 if blocks == 7 else 1]]
+        return of_products, by_offsets.double().sum(-1).to(offsets.dtype)
+
+    check(formula, lambda p, c: jet_slot_softmax.forward(p, c, side), backward, products, offsets)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("blocks", [7, 2])
+def test_softmax_over_slots_follows_the_derivatives(blocks: int, dtype: torch.dtype) -> None:
+    for B, H, S, N in ((2, 2, 7, 37), (1, 1, 1, 3), (1, 1, 64, 19), (1, 2, 5, 300)):
+        products, offsets = normal(blocks, B, H, S, N, dtype=dtype), normal(2, B, H, S, dtype=dtype)
+        check_slot_softmax(products, offsets, alternating(B, S))
 
 
 # All of them

@@ -1,5 +1,6 @@
 """Models from settings: what every decoder must do, whichever it is, and which settings are refused."""
 
+import importlib
 from dataclasses import replace
 from typing import Any, get_args, get_type_hints
 
@@ -119,10 +120,20 @@ def test_a_supervised_model_is_built_for_the_factors_of_its_data() -> None:
 
 
 def test_the_settings_reach_their_parts() -> None:
-    model: Any = build(replace(CONFIG, slots=5, slot_dim=6, decoder=replace(SMALL, kind="patch", patch=4, layers=3)))
-    assert (model.decoder.patch, len(model.decoder.patches.layers), model.decoder.patches.layers[0].heads) == (4, 3, 2)
+    model: Any = build(replace(CONFIG, slots=5, slot_dim=6, decoder=replace(SMALL, kind="patch", patch=8, layers=3)))
+    assert (model.decoder.patch, len(model.decoder.patches.layers), model.decoder.patches.layers[0].heads) == (8, 3, 2)
     means, logvars = model.encode(torch.zeros(2, 8, 8, 3, dtype=torch.uint8))
     assert means.shape == logvars.shape == (2, 5, 6)
+
+
+@pytest.mark.parametrize("checkpoint", [False, True])
+def test_the_encoder_recomputes_its_blocks_when_asked(checkpoint: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+    build_module = importlib.import_module("compgen_fast.models.build")
+    made_by = build_module.SlotEncoder
+    monkeypatch.setattr(build_module, "SlotEncoder", lambda *a, **k: seen.append(k) or made_by(*a, **k))
+    build(replace(CONFIG, checkpoint_activations=checkpoint))
+    assert seen == [{"checkpoint": checkpoint}]
 
 
 def test_the_reference_sizes_fit_together() -> None:

@@ -123,7 +123,10 @@ def test_a_painters_derivatives_cost_two_channels() -> None:
 
 
 def test_what_a_batch_shares_is_shared_out() -> None:
-    assert summarise(painted_vae(), SIZE, batch=4).decoder_flops == FROM_SLOT + FROM_POSITION // 4 + HIDDEN + OUT
+    summary = summarise(painted_vae(), SIZE, batch=4)
+    assert summary.encoder_flops == ENCODER
+    assert summary.decoder_flops == FROM_SLOT + FROM_POSITION // 4 + HIDDEN + OUT
+    assert summary.step_flops == 2 * (ENCODER + FROM_POSITION // 4) + 3 * (FROM_SLOT + HIDDEN + OUT)
 
 
 def test_counting_leaves_no_trace() -> None:
@@ -168,9 +171,10 @@ def test_a_model_whose_shapes_depend_on_values_is_run_for_real() -> None:
     model = SlotVAE(config, TinyEncoder(SIZE, SLOTS, 2 * DIM), PatchDecoder(DIM, SIZE, patch=2, **ATTENTION))
     whole = SlotVAE(replace(CONFIG, loss=LossConfig(penalty="hessian")), model.encoder, model.decoder)
     plain = SlotVAE(CONFIG, model.encoder, model.decoder)
-    some, all_of_it, none = (training_flops(each, SIZE) for each in (model, whole, plain))
+    some, all_of_it, none = (summarise(each, SIZE).step_flops for each in (model, whole, plain))
     assert none < some < all_of_it
     assert all(p.grad is None for p in model.parameters())
+    assert not any(module._forward_hooks for module in model.modules())
 
 
 def test_the_warm_up_does_not_hide_the_penalty() -> None:

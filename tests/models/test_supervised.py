@@ -116,9 +116,10 @@ def test_training_teaches_it_what_is_in_the_picture() -> None:
 
 
 def test_factors_can_be_chosen_and_keep_their_slots() -> None:
-    encoder = model(names=("background", "shape_2"))
-    assert [factor.name for factor in encoder.factors] == ["background", "shape_2"]
-    assert encoder.slot_of == (2, 1)
+    """Also those after an object of which nothing is predicted."""
+    encoder = model(names=("background", "shape_1"))
+    assert [factor.name for factor in encoder.factors] == ["background", "shape_1"]
+    assert encoder.slot_of == (2, 0)
 
 
 def test_a_number_that_never_varies_does_no_harm() -> None:

@@ -1,4 +1,4 @@
-"""Training runs for tests: `compgen train` in processes of its own, on a model and a world that are as small as can be."""
+"""Training runs for tests: `compgen train` in processes of its own, on the smallest of models and worlds."""
 
 import json
 import os
@@ -9,18 +9,19 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-TINY = (
-    "--model.image-size 16 --model.slot-dim 8 --model.encoder.width 16 --model.encoder.slot-layers 1 "
-    "--model.encoder.slot-heads 2 --model.decoder.heads 2 --model.decoder.head-dim 8 --model.decoder.query-dim 16 "
-    "--model.decoder.slot-hidden 32 --model.loss.alpha-warmup 4 --data.size 64 --data.validation-size 16 "
-    "--data.workers 0 --batch-size 8 --log-every 1 --optimiser.warmup 2 --optimiser.decay constant --steps 12"
-).split()
+SETTINGS = """
+    --model.image-size 16 --model.slot-dim 8 --model.encoder.width 16 --model.encoder.slot-layers 1
+    --model.encoder.slot-heads 2 --model.decoder.heads 2 --model.decoder.head-dim 8 --model.decoder.query-dim 16
+    --model.decoder.slot-hidden 32 --model.loss.alpha-warmup 4 --data.size 64 --data.validation-size 16
+    --data.workers 0 --batch-size 8 --log-every 1 --optimiser.warmup 2 --optimiser.decay constant --steps 12
+"""
 
 
 def command(out: Path, *settings: str) -> list[str]:
     """`compgen train` of the tiny model; the images are packed beside ``out``. Later settings win."""
     places = ["--out", str(out), "--data.cache", str(out.parent / "data")]
-    return [sys.executable, "-m", "compgen_fast.cli", "train", "slot_vae_cpu", *_last_wins(*TINY, *places, *settings)]
+    chosen = _last_wins(*SETTINGS.split(), *places, *settings)
+    return [sys.executable, "-m", "compgen_fast.cli", "train", "slot_vae_cpu", *chosen]
 
 
 def _last_wins(*settings: str) -> list[str]:

@@ -191,7 +191,7 @@ def test_a_spike_is_told_once_until_the_loss_is_back() -> None:
 
 def test_nothing_is_told_before_the_window_is_full() -> None:
     values = losses(60)
-    values[10] = 100.0
+    values[10] = values[49] = 100.0
     assert warnings_of(Spike(window=50, factor=10.0), values) == []
 
 

@@ -260,9 +260,11 @@ def test_a_rank_that_fails_is_named_and_the_others_are_ended(
             time.sleep(0.01)
         if rank == 1:
             {end}
-        time.sleep(60)
+        time.sleep(30)
+        note("outlived")
     """
     assert run_ranks(program(script), 2) == code
+    assert not (tmp_path / "outlived0").exists()
     failed, other = processes(tmp_path)[1], processes(tmp_path)[0]
     assert f"compgen: rank 1 (process {failed}) {words}; the other ranks are being ended" in capfd.readouterr().err
     assert not running(other)
@@ -319,8 +321,9 @@ def test_the_supervisors_own_handlers_are_put_back(program: Callable[[str], list
 
 
 def test_what_other_ranks_print_comes_whole_and_with_their_number(
-    program: Callable[[str], list[str]], capfd: pytest.CaptureFixture[str]
+    program: Callable[[str], list[str]], capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)
     script = """
         if rank:
             for line in range(3000):
@@ -340,6 +343,20 @@ def test_what_other_ranks_print_comes_whole_and_with_their_number(
         assert own[:3000] == [f"[rank {rank}] line {line} {'x' * 50}" for line in range(3000)]
         assert own[3000:] == [f"[rank {rank}] an error", f"[rank {rank}] no end of line"]
     assert len(lines) == 2 * 3002
+
+
+def test_what_was_printed_last_is_passed_on_before_the_supervisor_returns(
+    program: Callable[[str], list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    passed_on = []
+
+    def slowly(line: bytes) -> None:
+        time.sleep(0.005)
+        passed_on.append(line)
+
+    monkeypatch.setattr(launch, "_write", slowly)
+    assert run_ranks(program("for line in range(100 if rank else 0):\n    print(line)"), 2) == 0
+    assert passed_on == [b"[rank 1] %d\n" % line for line in range(100)]
 
 
 def test_what_a_rank_has_started_ends_with_it(program: Callable[[str], list[str]], tmp_path: Path) -> None:

@@ -191,6 +191,11 @@ def test_a_last_line_cut_by_a_crash_is_passed_over(tmp_path: Path) -> None:
         assert [line["step"] for line in read(tmp_path)] == [0, 4]
 
 
+def test_a_last_line_that_a_lost_page_left_blank_is_passed_over(tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").write_bytes(b'{"step": 0}\n' + bytes(20) + b"\n")
+    assert read(tmp_path) == [{"step": 0}]
+
+
 def test_a_broken_line_in_the_middle_is_named(tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").write_text('{"step": 0}\n{"st\n{"step": 2}\n')
     with pytest.raises(ValueError, match=r"line 2, is not JSON; expected .* Remove it"):
@@ -214,7 +219,10 @@ def test_resuming_drops_lines_from_the_step_on_and_goes_on_in_the_same_file(tmp_
     assert [line["loss"] for line in lines] == [0, 2.5, 7, -10, -12.5, -17]
 
 
-def test_lines_are_dropped_all_at_once_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("place", "moment"), [(os, "fsync"), (Path, "replace")])
+def test_lines_are_dropped_all_at_once_or_not_at_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: Any, moment: str
+) -> None:
     path = tmp_path / "metrics.jsonl"
     path.write_text("".join(f'{{"step": {step}}}\n' for step in range(5)))
     before = path.read_bytes()
@@ -222,7 +230,7 @@ def test_lines_are_dropped_all_at_once_or_not_at_all(tmp_path: Path, monkeypatch
     def killed(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(os, "fsync", killed)
+    monkeypatch.setattr(place, moment, killed)
     with pytest.raises(KeyboardInterrupt):
         keep_before(path, 2)
     assert path.read_bytes() == before
@@ -366,6 +374,6 @@ def test_ranks_share_one_line_and_only_the_first_writes(tmp_path: Path) -> None:
     lines = read(tmp_path / "0")
     assert [line["step"] for line in lines] == [0, 4, 5]
     assert [line["loss"] for line in lines] == [0.5, 3.0, 5.5]
-    assert 0 < lines[1]["data_wait"] <= 0.5  # rank 1 waits all the time, rank 0 never, and the line has the mean
+    assert 0 < lines[1]["data_wait"] < 0.75  # rank 1 waits almost all the time, rank 0 never; the line has the mean
     assert lines[1]["utilisation"] == pytest.approx(lines[1]["samples_per_second"] / 2)
     assert not (tmp_path / "1").exists()

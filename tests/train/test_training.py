@@ -54,9 +54,7 @@ def test_a_run_goes_on_with_more_ranks_and_another_zero_stage(straight: Path) ->
 
 
 @pytest.mark.parametrize("stage", ["0", "1", "2"])
-def test_two_ranks_with_accumulation_and_a_hessian_penalty_do_what_one_process_does(
-    straight: Path, stage: str
-) -> None:
+def test_two_ranks_with_accumulation_and_a_hessian_penalty_do_what_one_process_does(straight: Path, stage: str) -> None:
     hessian = ("--model.loss.penalty", "hessian", "--model.loss.alpha", "1e-3", "--steps", "4")
     one = straight.parent / "one"
     if not one.exists():
@@ -128,9 +126,7 @@ def test_a_loss_that_is_not_finite_ends_the_run_and_names_the_layer(straight: Pa
         (("--bogus", "1"), "--bogus"),
     ],
 )
-def test_impossible_settings_end_with_a_sentence(
-    tmp_path: Path, settings: tuple[str, ...], sentence: str
-) -> None:
+def test_impossible_settings_end_with_a_sentence(tmp_path: Path, settings: tuple[str, ...], sentence: str) -> None:
     if settings[0] == "--device" and torch.cuda.is_available():
         pytest.skip("there is one")
     printed = train(tmp_path / "run", *settings, code=2)

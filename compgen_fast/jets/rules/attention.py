@@ -75,8 +75,7 @@ def _fused_projected(
     a, u = (t.channels.flatten(2, 3) for t in (slots.a, slots.u))
     pixels = padded(unsided(x).channels, 4) if isinstance(x, Jet) else x[None]
     products = jet_slot_products(pixels, a).unflatten(2, slots.a.shape[1:3])
-    offsets = a.new_zeros(2, *slots.a.shape[:3]) if slots.c is None else slots.c.channels
-    p = jet_slot_softmax(products, offsets, side)
+    p = jet_slot_softmax(products, slots.c.channels, side)
     out = Jet(add_to_primal(jet_slot_mix(p.flatten(2, 3), u), bias))
     return out, mean_over_heads(Jet(p[:4]), slot_mask) if return_weights else None
 
