@@ -42,9 +42,9 @@ format: setup ## rewrite the sources the way `make lint` wants them
 	@$(BIN)/ruff format --quiet .
 	@$(BIN)/ruff check --quiet --fix .
 
-demo: setup ## what this machine can run, and a short benchmark of the slot ops
-	@$(BIN)/compgen env
-	@$(BIN)/compgen bench slots --quick
+demo: setup ## a slot VAE trained on the Scenes world: progress, a table, a report page in runs/demo
+	@rm -rf runs/demo
+	@$(BIN)/compgen train slot_vae_cpu --out runs/demo
 
 bench: setup ## the benchmark suites under pytest-benchmark, one thread
 	@OMP_NUM_THREADS=1 $(BIN)/pytest --quiet bench

@@ -1,6 +1,6 @@
 // jet_slot_softmax on the CPU: the softmax over slots in jet arithmetic (jet.h), pixels in lanes. The blocks of a tensor
 // [7 or 2, B, H, S, N] are a value's channels x, u, v, uv (or x alone), then what belongs to the slots' tangents, which lie
-// along u where a slot is on side A and along v elsewhere. A task is a run of kRun pixels of one image and head; its jets,
+// along u where a slot is on its side and along v elsewhere. A task is a run of kRun pixels of one image and head; its jets,
 // [slots, 4 channels, kRun], stay in the cache while a few sweeps go over them.
 #include <ATen/Dispatch.h>
 #include <ATen/Parallel.h>
@@ -202,7 +202,21 @@ Tensor blocks_like(const Tensor& x, int64_t blocks) {
   return empty_result(sizes, x.options());
 }
 
+// What the loops trust, for callers of the raw op.
+void check(const Tensor& blocks, const Tensor& side) {
+  TORCH_CHECK(blocks.dim() == 5 && side.scalar_type() == at::kBool && side.dim() == 2 &&
+                  side.size(0) == blocks.size(1) && side.size(1) == blocks.size(3),
+              "jet_slot_softmax: blocks of shape ", blocks.sizes(), " and a side of shape ", side.sizes(),
+              "; expected [7 or 2, B, H, S, N] and bool [B, S]");
+}
+
 Tensor forward(const Tensor& products_in, const Tensor& offsets_in, const Tensor& side_in) {
+  check(products_in, side_in);
+  const auto sizes = products_in.sizes();
+  TORCH_CHECK((sizes[0] == 2 || sizes[0] == kMoved) && offsets_in.scalar_type() == products_in.scalar_type() &&
+                  offsets_in.sizes() == at::IntArrayRef({2, sizes[1], sizes[2], sizes[3]}),
+              "jet_slot_softmax: products of shape ", sizes, " and offsets of shape ", offsets_in.sizes(),
+              "; expected [7 or 2, B, H, S, N] and [2, B, H, S] of one dtype");
   const Tensor products = products_in.contiguous(), offsets = offsets_in.contiguous(), side = side_in.contiguous();
   Tensor weights = blocks_like(products, kMoved);
   AT_DISPATCH_FLOATING_TYPES_AND2(at::kHalf, at::kBFloat16, products.scalar_type(), "jet_slot_softmax", [&] {
@@ -214,6 +228,11 @@ Tensor forward(const Tensor& products_in, const Tensor& offsets_in, const Tensor
 }
 
 Tensor backward(const Tensor& grad_in, const Tensor& weights_in, const Tensor& side_in, int64_t blocks) {
+  check(grad_in, side_in);
+  TORCH_CHECK(grad_in.size(0) == kMoved && weights_in.sizes() == grad_in.sizes() && (blocks == 2 || blocks == kMoved) &&
+                  weights_in.scalar_type() == grad_in.scalar_type(),
+              "jet_slot_softmax_backward: grad of shape ", grad_in.sizes(), " and weights of shape ",
+              weights_in.sizes(), "; expected [7, B, H, S, N] of one dtype, for 7 or 2 blocks");
   const Tensor grad = grad_in.contiguous(), weights = weights_in.contiguous(), side = side_in.contiguous();
   Tensor grad_products = blocks_like(grad, blocks);
   AT_DISPATCH_FLOATING_TYPES_AND2(at::kHalf, at::kBFloat16, grad.scalar_type(), "jet_slot_softmax_backward", [&] {

@@ -11,8 +11,8 @@
 and backwards, with everything that has to do with the gradient reversed (see jet.py): p̂ is put together like s,
 ŝ = p (p̂ − Σ_s p p̂), and ŝ is taken apart like p, which is read from the weights.
 
-A tile is [BLOCK_N pixels, all slots] of one image and head. Pixels are dense in memory, so that a few slots need no padding
-there; everything is read once and written once.
+A tile is [BLOCK_N pixels, all slots] of one image and head. Pixels are dense in memory, so that a few slots need no
+padding there; everything is read once and written once.
 """
 
 from __future__ import annotations

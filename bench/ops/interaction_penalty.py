@@ -3,8 +3,8 @@
 All contenders are given the same slots, parameters, split and directions and return the penalty and the decoded pixels;
 gradients go to the slots and to every parameter.
 
-Ours and a step without penalty run the decoder as it is, with its projections folded into the slots. Whatever stands for
-what a user would write runs it unfolded: a projection, attention from q, k and v, a projection.
+Ours and a step without penalty run the decoder as it is, with its projections folded into the slots. Whatever stands
+for what a user would write runs it unfolded: a projection, attention from q, k and v, a projection.
 """
 
 from collections.abc import Callable, Iterator

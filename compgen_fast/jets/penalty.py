@@ -26,14 +26,14 @@ Method = Literal["hessian", "pairs", "attention", "contrast", "triple"]
 @overload
 def interaction_penalty(
     decoder: Decoder, z: Tensor, *, method: Method = ..., probes: int = ..., pixels: int | Tensor | None = ...,
-    slots_dim: int = ..., generator: torch.Generator | Draws | None = ..., checkpoint: bool = ..., chunk: int | None = ...,
-    return_output: Literal[False] = ...,
+    slots_dim: int = ..., generator: torch.Generator | Draws | None = ..., checkpoint: bool = ...,
+    chunk: int | None = ..., return_output: Literal[False] = ...,
 ) -> Tensor: ...  # fmt: skip
 @overload
 def interaction_penalty(
     decoder: Decoder, z: Tensor, *, method: Method = ..., probes: int = ..., pixels: int | Tensor | None = ...,
-    slots_dim: int = ..., generator: torch.Generator | Draws | None = ..., checkpoint: bool = ..., chunk: int | None = ...,
-    return_output: Literal[True],
+    slots_dim: int = ..., generator: torch.Generator | Draws | None = ..., checkpoint: bool = ...,
+    chunk: int | None = ..., return_output: Literal[True],
 ) -> tuple[Tensor, Tensor]: ...  # fmt: skip
 @torch.compiler.disable  # dynamo does not follow tensor subclasses like Jet, and does not say so
 def interaction_penalty(
@@ -331,6 +331,7 @@ def _attention(decode: Decoder, z: Tensor) -> tuple[Tensor, Tensor]:
             "projected_slot_attention in the decoder; use one for its cross-attention, or method 'hessian'"
         )
     w = torch.stack(recorded.weights).mean(0)
+    w = w if w.dtype == torch.float64 else w.float()  # a mean over all pixels does not survive bf16
     return ((w.sum(-1).square() - w.square().sum(-1)) / 2).mean(), output
 
 

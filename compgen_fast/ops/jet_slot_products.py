@@ -1,8 +1,8 @@
 """Products of jets of pixels with jets of slots, of which each slot is moved by u or by v: one trilinear form.
 
-Pixels x have channels x, x_u, x_v, x_uv, or x alone where no slot moves them. Slots have a value a and one tangent a_t. Then
-a product of the two, or its adjoint, needs of each channel its product with values, and of three of them (``first`` says from
-which on) the product with tangents. For weights w, [7, B, M, N] or [2, B, M, N] with x alone:
+Pixels x have channels x, x_u, x_v, x_uv, or x alone where no slot moves them. Slots have a value a and one tangent a_t.
+Then a product of the two, or its adjoint, needs of each channel its product with values, and of three of them
+(``first`` says from which on) the product with tangents. For weights w, [7, B, M, N] or [2, B, M, N] with x alone:
 
     F(w, x, a) = Σ_c w[c]·(a x_cᵀ) + Σ_t w[C + t]·(a_t x_{first+t}ᵀ)        C the number of channels
 
@@ -14,8 +14,8 @@ The three ops are the gradients of F, so each is the others' derivative, to any 
 
 Pixels that are the same for all images, [1, 1, N, Q], meet all slots in one product. M counts slots of all heads.
 
-Who calls them: the jet rule of ``projected_slot_attention``, with jet_slot_softmax in between. They have no Triton kernels:
-cuBLAS is the kernel.
+Who calls them: the jet rule of ``projected_slot_attention``, with jet_slot_softmax in between. They have no Triton
+kernels: cuBLAS is the kernel.
 """
 
 from typing import Any
@@ -28,7 +28,7 @@ from compgen_fast.ops.backends import define_op
 
 
 def jet_slot_products(pixels: Tensor, slots: Tensor, first: int = 0) -> Tensor:
-    """pixels [4, B, N, Q], [1, B, N, Q] or [1, 1, N, Q] with slots [2, B, M, Q]: weights [7, B, M, N] or [2, B, M, N]."""
+    """pixels [4, B, N, Q] with slots [2, B, M, Q]: weights [7, B, M, N]; of pixels [1, B or 1, N, Q], [2, B, M, N]."""
     channels, images = pixels.shape[:2] if pixels.dim() == 4 else (0, 0)
     fits = slots.dim() == 4 and len(slots) == 2 and pixels.shape[-1] == slots.shape[-1]
     if not fits or (channels, images) not in ((4, slots.shape[1]), (1, slots.shape[1]), (1, 1)):
@@ -57,7 +57,8 @@ def _channels(weights: Tensor) -> int:
 
 def products_reference(pixels: Tensor, slots: Tensor, first: int) -> Tensor:
     if pixels.shape[1] != slots.shape[1]:
-        return torch.mm(slots.flatten(0, 2), pixels[0, 0].mT).unflatten(0, slots.shape[:3])
+        rows: Tensor = torch.mm(slots.flatten(0, 2), pixels[0, 0].mT).view(*slots.shape[:3], pixels.shape[2])
+        return rows
     moved = pixels[first : first + 3] if len(pixels) == 4 else pixels
     return torch.cat([torch.matmul(slots[0], pixels.mT), torch.matmul(slots[1], moved.mT)])
 
@@ -73,7 +74,8 @@ def mix_reference(weights: Tensor, slots: Tensor, first: int, images: int) -> Te
 
 def sums_reference(weights: Tensor, pixels: Tensor, first: int) -> Tensor:
     if pixels.shape[1] != weights.shape[1]:
-        return torch.mm(weights.flatten(0, 2), pixels[0, 0]).unflatten(0, weights.shape[:3])
+        rows: Tensor = torch.mm(weights.flatten(0, 2), pixels[0, 0]).view(*weights.shape[:3], pixels.shape[3])
+        return rows
     channels = len(pixels)
     moved = pixels[first : first + 3] if channels == 4 else pixels
     parts = ((weights[:channels], pixels), (weights[channels:], moved))

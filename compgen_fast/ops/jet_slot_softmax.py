@@ -1,7 +1,7 @@
 """The softmax over slots of second-order jets: what stands between two matrix products when pixels look at few slots.
 
-jet_arithmetic.py says what a jet is. Each slot is moved by u or by v, never both, so a slot has a value a, one tangent a_t
-and a side. jet_slot_products has multiplied pixels x with both, and slots may have scores c of their own:
+jet_arithmetic.py says what a jet is. Each slot is moved by u or by v, never both, so a slot has a value a, one tangent
+a_t and a side. jet_slot_products has multiplied pixels x with both, and slots may have scores c of their own:
 
     products = x·a, x_u·a, x_v·a, x_uv·a, x·a_t, x_u·a_t, x_v·a_t      or x·a, x·a_t where no slot moves the pixels
     offsets  = c, c_t
@@ -46,8 +46,8 @@ def jet_slot_softmax(products: Tensor, offsets: Tensor, side: Tensor) -> Tensor:
         side: bool [B, S], True where the slot's tangent is along u, False where along v.
 
     Returns:
-        weights [7, B, H, S, N], the first four of which are the jet of p. Derivatives of any order are right; beyond the
-        first they run in plain torch.
+        weights [7, B, H, S, N], the first four of which are the jet of p. Derivatives of any order are right; beyond
+        the first they run in plain torch.
     """
     _check("jet_slot_softmax", products, offsets, side)
     refuse_forward_mode("jet_slot_softmax", products=products, offsets=offsets)
@@ -58,7 +58,8 @@ def _check(op: str, products: Tensor, offsets: Tensor, side: Tensor) -> None:
     check_channels(op, "products", products, (2, 7), "B, H, S, N")
     if products.dim() != 5 or not 1 <= products.shape[3] <= MOST_SLOTS:
         raise ValueError(
-            f"{op}: products has shape {list(products.shape)}; expected [2 or 7, B, H, S, N] with S from 1 to {MOST_SLOTS}"
+            f"{op}: products has shape {list(products.shape)}; expected [2 or 7, B, H, S, N] with S from 1 to "
+            f"{MOST_SLOTS}"
         )
     B, S = products.shape[1], products.shape[3]
     expected = (2, *products.shape[1:4])
@@ -121,9 +122,9 @@ def reference(products: Tensor, offsets: Tensor, side: Tensor) -> Tensor:
 
 
 def reference_backward(grad: Tensor, weights: Tensor, side: Tensor, blocks: int) -> Tensor:
-    """The gradient of ``blocks`` products in plain torch, by formula and differentiable: second derivatives go through it.
+    """The gradient of ``blocks`` products in plain torch, p taken from the op's own result.
 
-    p is taken from the op's own result.
+    By formula and differentiable: second derivatives go through this function.
     """
     dtype = grad.dtype
     grad, weights = accumulation(grad, weights)

@@ -15,7 +15,7 @@ What it is not for: many slots, where folding costs more than it saves. ``foldin
 ``slot_cross_attention``.
 """
 
-from typing import Literal, NamedTuple, overload
+from typing import Any, Literal, NamedTuple, overload
 
 import torch
 from torch import Tensor
@@ -27,6 +27,9 @@ from compgen_fast.ops.formulas import accumulation, without_masked
 from compgen_fast.ops.slot_cross_attention import slot_cross_attention
 
 OP = "projected_slot_attention"
+DEARER = (
+    1.5  # a multiplication of folded attention beside one of a projection: thinner matrices, p passes through memory
+)
 
 
 @overload
@@ -64,14 +67,13 @@ def projected_slot_attention(
         return_weights: whether to return the slot weights too.
 
     Returns:
-        out [B, N, Q_out] and weights [B, N, S], the mean over heads, which sum to 1 over the slots; both carry gradient.
-        Without ``return_weights``, out alone.
+        out [B, N, Q_out] and weights [B, N, S], the mean over heads, which sum to 1 over the slots; both carry
+        gradient. Without ``return_weights``, out alone.
     """
     tensors = (x, k, v, w_q, b_q, w_out, b_out)
     if has_torch_function(tensors):
-        return handle_torch_function(  # type: ignore[no-any-return]
-            projected_slot_attention, tensors, *tensors, slot_mask, scale, return_weights
-        )
+        handle: Any = handle_torch_function  # its types know no overloads
+        return handle(projected_slot_attention, tensors, *tensors, slot_mask, scale, return_weights)  # type: ignore[no-any-return]
     x, k, v, w_q, w_out = autocast(x, k, v, w_q, w_out)
     b_q, b_out = (None if bias is None else autocast(bias)[0] for bias in (b_q, b_out))
     projections = Projections(w_q, b_q, w_out, b_out)
@@ -118,13 +120,15 @@ def check(x: Tensor, k: Tensor, v: Tensor, projections: Projections, slot_mask: 
 
 
 def folding_pays(x: Tensor, k: Tensor, w_out: Tensor) -> bool:
-    """Whether folding takes fewer multiplications. Per head, of B images with N pixels each, X of them different:
+    """Whether folding saves multiplications, and enough of them that it saves time.
 
-    folded       B S (Q + Q_out) to score and to mix, for each pixel; the same D times to fold
-    unfolded     X D Q to project x, and B D (2 S + Q_out) to attend and to project the result, for each pixel
+    Per head, of B images with N pixels each, X of them different:
+
+        folded       B S (Q + Q_out) to score and to mix, for each pixel; the same D times to fold
+        unfolded     X D Q to project x, and B D (2 S + Q_out) to attend and to project the result, for each pixel
     """
     (X, N, Q), (B, S, _, D), Q_out = x.shape, k.shape, w_out.shape[0]
-    return bool(B * S * (Q + Q_out) * (N + D) < N * D * (X * Q + B * (2 * S + Q_out)))
+    return bool(DEARER * B * S * (Q + Q_out) * (N + D) < N * D * (X * Q + B * (2 * S + Q_out)))
 
 
 def unfolded(
@@ -186,8 +190,8 @@ class FoldedSlots(NamedTuple):
 def fold(k: Tensor, v: Tensor, projections: Projections, slot_mask: Tensor | None, scale: float) -> FoldedSlots:
     """Slots [B, S, H, D] with the projections folded into them.
 
-    A masked slot has the lowest finite score and nothing to give, so its pixels need no mask: it takes part only where no
-    slot does, and then all of them give nothing.
+    A masked slot has the lowest finite score and nothing to give, so its pixels need no mask: it takes part only where
+    no slot does, and then all of them give nothing.
     """
     dtype, heads = k.dtype, k.shape[2:]
     k, v, w_q, w_out = accumulation(k, v, projections.w_q, projections.w_out)

@@ -81,8 +81,9 @@ class Model:
         from rich.console import Console
 
         from compgen_fast.models import summary
+        from compgen_fast.train.data import factors
 
-        summary.show(summary.of_config(self.config.model), Console())
+        summary.show(summary.of_config(self.config.model, factors(self.config)), Console())
         return 0
 
 

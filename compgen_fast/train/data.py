@@ -1,5 +1,6 @@
 """Where a run's images come from: shards that are there, or a world's split that is packed once and kept."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -7,7 +8,7 @@ from compgen_fast.stream import ShardStream, manifest, pack
 from compgen_fast.stream.manifest import Schema
 from compgen_fast.train.config import DataConfig, TrainConfig
 from compgen_fast.train.ranks import Ranks
-from compgen_fast.worlds import open_split
+from compgen_fast.worlds import Factor, open_split
 
 
 @dataclass(frozen=True)
@@ -34,6 +35,25 @@ def folder_name(config: DataConfig, image_size: int, part: str) -> str:
     seen = "" if config.seen_pairs is None else f"-pairs{config.seen_pairs}"
     size = config.size if part == "train" else config.validation_size
     return f"{config.world}-{config.split or 'first'}{seen}-{image_size}px-{part}{size}-seed{config.seed}"
+
+
+def packed(config: TrainConfig) -> Path | None:
+    """The folder of the run's training images, if it is on this machine."""
+    folder = (
+        config.data.cache / folder_name(config.data, config.model.image_size, "train")
+        if config.data.shards is None
+        else Path(config.data.shards)
+    )
+    return folder if (folder / manifest.FILE).exists() else None
+
+
+def factors(config: TrainConfig) -> Sequence[Factor]:
+    """Of the run's images, without packing them: a supervised model is as large as the factors it reads."""
+    data, folder = config.data, packed(config)
+    if folder is not None:
+        return manifest.read(folder / manifest.FILE).schema.factors
+    size = config.model.image_size
+    return open_split(data.world, split=data.split, resolution=size, seen_pairs=data.seen_pairs).factors
 
 
 def _pack(config: DataConfig, image_size: int, part: str, folder: Path) -> None:

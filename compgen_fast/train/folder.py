@@ -1,7 +1,7 @@
 """A run's folder: whose it is, and whether a run may start or go on in it.
 
-    config.json    the settings, all of them      metrics.jsonl, tensorboard/    metrics.py
-    checkpoints/   checkpoints.py                 weights/                       export.py
+config.json    the settings, all of them      metrics.jsonl, tensorboard/    metrics.py
+checkpoints/   checkpoints.py                 weights/                       export.py
 """
 
 import os

@@ -111,7 +111,8 @@ class Trainer:
         first = self.step
         while self.step < self.config.steps and not stopping:
             number = self.step
-            with watch.allowing(STARTING) if number == first else nullcontext():
+            # The first step compiles and fills caches; the second shows how long steps take here.
+            with watch.allowing(STARTING, learning=number > first) if number < first + 2 else nullcontext():
                 losses = self.step_once()
             asked = torch.tensor(stop.as_number(), device=self.ranks.device)
             agreed = self.ranks.mean({"stop": asked, "loss": losses["loss"]})
@@ -258,14 +259,14 @@ class Trainer:
         self._batches = None
 
     def _metrics(self) -> Metrics:
-        config, threads = self.config, torch.get_num_threads()
+        config, first = self.config, self.ranks.first  # only the first rank tells, so only it counts and measures
         dtype = torch.bfloat16 if config.precision == "bf16" else torch.float32
         return Metrics(
             config.out,
             steps=config.steps,
             batch_size=config.batch_size,
-            flops_per_image=training_flops(self.model, config.model.image_size),
-            peak=measured_peak(self.ranks.device, dtype, threads),
+            flops_per_image=training_flops(self.model, config.model.image_size) if first else 0,
+            peak=measured_peak(self.ranks.device, dtype, torch.get_num_threads()) if first else None,
             first_step=self.step,
             ranks=self.ranks,
             every=config.log_every,

@@ -14,6 +14,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch._C._distributed_c10d import HashStore
+from torch.distributed.distributed_c10d import PrefixStore, Store
+from torch.distributed.rendezvous import rendezvous
 
 # Nobody waits for these in practice: the watch (watch.py) ends a run with a stalled rank long before.
 GROUP_TIMEOUT = timedelta(hours=2)
@@ -28,12 +31,12 @@ class Ranks:
     size: int
     local: int
     device: torch.device
-    store: dist.Store
+    store: Store
 
     @classmethod
     def alone(cls, device: str = "cpu") -> "Ranks":
         """One process without a process group."""
-        return cls(0, 1, 0, torch.device(device), dist.HashStore())
+        return cls(0, 1, 0, torch.device(device), HashStore())
 
     @property
     def first(self) -> bool:
@@ -66,10 +69,10 @@ def joined(device: str) -> Iterator[Ranks]:
     where = torch.device("cuda", local) if device == "cuda" else torch.device(device)
     if where.type == "cuda":
         torch.cuda.set_device(where)
-    store, rank, size = next(iter(dist.rendezvous("env://", timeout=START_TIMEOUT)))
+    store, rank, size = next(iter(rendezvous("env://", timeout=START_TIMEOUT)))
     backend = "nccl" if where.type == "cuda" else "gloo"
     dist.init_process_group(
-        backend, store=dist.PrefixStore("group", store), rank=rank, world_size=size, timeout=GROUP_TIMEOUT
+        backend, store=PrefixStore("group", store), rank=rank, world_size=size, timeout=GROUP_TIMEOUT
     )
     try:
         yield Ranks(rank, size, local, where, store)

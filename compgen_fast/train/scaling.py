@@ -289,9 +289,10 @@ def parse_gpus(text: str) -> tuple[int, ...]:
 def inputs_of(config: "TrainConfig", gpus: tuple[int, ...]) -> ScaleInputs:
     """What a recipe gives: its model, its batch on each GPU, its precision, and what the engine sets in DeepSpeed."""
     from compgen_fast.models.summary import of_config
+    from compgen_fast.train.data import factors
     from compgen_fast.train.engine import settings
 
-    model = of_config(config.model, _factors(config))
+    model = of_config(config.model, factors(config))
     zero = settings(replace(config, device="cuda"), 1)["zero_optimization"]
     return ScaleInputs(
         parameters=model.trainable,
@@ -370,40 +371,16 @@ def _peak(inputs: ScaleInputs, cluster: Cluster) -> float:
     return cluster.bf16 if inputs.precision == "bf16" else cluster.fp32
 
 
-def _factors(config: "TrainConfig") -> Sequence[Any]:
-    """A supervised model is as large as the factors it reads."""
-    from compgen_fast.stream import manifest
-    from compgen_fast.worlds import open_split
-
-    data, packed = config.data, _packed(config)
-    if packed is not None:
-        return manifest.read(packed / manifest.FILE).schema.factors
-    return open_split(
-        data.world, split=data.split, resolution=config.model.image_size, seen_pairs=data.seen_pairs
-    ).factors
-
-
 def _bytes_on_disk(config: "TrainConfig") -> float:
     """Per image, of the shards if they are here already; else without compression, which is more than they will be."""
     from compgen_fast.stream import manifest
+    from compgen_fast.train.data import packed
 
-    packed = _packed(config)
-    if packed is None:
+    folder = packed(config)
+    if folder is None:
         return 3.0 * config.model.image_size**2
-    found = manifest.read(packed / manifest.FILE)
+    found = manifest.read(folder / manifest.FILE)
     return found.bytes / found.samples
-
-
-def _packed(config: "TrainConfig") -> Path | None:
-    """The run's shards, if they are on this machine."""
-    from compgen_fast.stream import manifest
-    from compgen_fast.train.data import folder_name
-
-    data = config.data
-    folder = (
-        data.cache / folder_name(data, config.model.image_size, "train") if data.shards is None else Path(data.shards)
-    )
-    return folder if (folder / manifest.FILE).exists() else None
 
 
 @dataclass(frozen=True)
@@ -480,10 +457,8 @@ def _in_two_processes(work: Callable[..., Any], *arguments: Any) -> list[Any]:
     with ProcessPoolExecutor(2, context, _keep_barrier, (context.Barrier(2),)) as pool:
         futures = [pool.submit(_with_barrier, work, rank, arguments) for rank in range(2)]
         errors = [future.exception() for future in futures]
-    causes = [error for error in errors if not isinstance(error, BrokenBarrierError | None)]
-    for error in (*causes, *errors):
-        if error is not None:
-            raise error
+    for error in sorted(filter(None, errors), key=lambda error: isinstance(error, BrokenBarrierError)):
+        raise error  # a broken barrier only tells that the other process has failed
     return [future.result() for future in futures]
 
 

@@ -264,6 +264,7 @@ class Watch:
         self._step, self._phases, self._phase = 0, 0, START
         self._since = time.monotonic()
         self._longest = self._allowance = 0.0
+        self._learning = False
         self._failed = ""
         self._leaving = self._affected = self._held = False
         self._stop, self._said, self._known = threading.Event(), threading.Event(), threading.Event()
@@ -278,20 +279,23 @@ class Watch:
     def beat(self, phase: str, step: int | None = None) -> None:
         """Says that ``phase`` begins, of ``step`` if a new one does. Costs about a microsecond."""
         now = time.monotonic()
-        if not self._allowance and self._phase != START:
+        if (not self._allowance or self._learning) and self._phase != START:
             self._longest = max(self._longest, now - self._since)
         self._begin(phase, now, step)
 
     @contextmanager
-    def allowing(self, seconds: float) -> Iterator[None]:
-        """The main thread may stand still for so long: a checkpoint, an evaluation, a first step that compiles."""
-        phase, before, self._allowance = self._phase, self._allowance, seconds
-        self._begin(phase, time.monotonic())
+    def allowing(self, seconds: float, learning: bool = False) -> Iterator[None]:
+        """The main thread may stand still for so long: a checkpoint, an evaluation, a first step that compiles.
+
+        ``learning``: phases in here are of the usual length, so that later ones are judged by them.
+        """
+        before, self._allowance, self._learning = self._allowance, seconds, learning
+        self._begin(self._phase, time.monotonic())
         try:
             yield
         finally:
-            self._begin(phase, time.monotonic())
-            self._allowance = before
+            self._begin(self._phase, time.monotonic())
+            self._allowance, self._learning = before, False
 
     def explain(self, error: BaseException) -> str:
         """An error of the main thread in a sentence; for one of a collective, which rank it was that went away.
@@ -362,7 +366,7 @@ class Watch:
     def _talk(self) -> None:
         """Publishes, reads, judges."""
         try:
-            self._rounds(self._ranks.store.clone())
+            self._rounds(self._ranks.store.clone())  # type: ignore[attr-defined]
         except RuntimeError:
             # The store is gone, and rank 0 with it; or all of us are about to end, and rank 0 was first.
             if not self._stop.wait(self._stall if self._leaving else GRACE_SECONDS / 2):

@@ -144,7 +144,7 @@ class ProjectedLayer(Layer):
 
     def __init__(self) -> None:
         super().__init__()
-        width = 2 * WIDTH
+        width = 3 * WIDTH
         self.to_q, self.to_out = nn.Linear(WIDTH, width), nn.Linear(width, WIDTH)
         self.to_kv = nn.Linear(WIDTH, 2 * width)
 
@@ -163,7 +163,7 @@ class Reference(CrossAttentionDecoder):
     """This project's decoder, whose first pixels are one set for all images."""
 
     def __init__(self) -> None:
-        super().__init__(CODE, 3, heads=HEADS, head_dim=8, query_dim=WIDTH, slot_hidden=WIDTH, octaves=2)
+        super().__init__(CODE, 3, heads=HEADS, head_dim=16, query_dim=WIDTH, slot_hidden=WIDTH, octaves=2)
 
 
 class SelfAttending(nn.Module):

@@ -20,7 +20,7 @@ MATRIX, SCALE = torch.randn(3, 3).double(), torch.rand(6).double() + 0.5
 PADDING = torch.tensor([[True, True, False], [False, True, True]])
 MULTI_HEAD = nn.MultiheadAttention(4, 2, batch_first=True).double()
 WIDE = torch.randn(12, 4).double(), torch.randn(12).double(), torch.randn(5, 12).double(), BIAS
-NARROW = torch.randn(6, 3).double(), None, torch.randn(2, 6).double(), None
+NARROW = torch.randn(12, 3).double(), None, torch.randn(2, 12).double(), None
 SHAPE = (2, 3, 4)
 
 
@@ -40,8 +40,9 @@ def conv(dims: int, transposed: bool = False, **options: Any) -> Case:
 
 
 def projected_slots(weights: tuple[Any, ...], mask: Tensor | None, which: int) -> dict[str, Any]:
-    """The op on pixels and slots [B, S, H, 2·D], keys and values side by side so that they are sided alike, and its oracle
-    in its three parts: output (0) or weights (1).
+    """The op on pixels and slots [B, S, H, 2·D], and its oracle in three parts: output (0) or weights (1).
+
+    Keys and values lie side by side, so that they are sided alike.
     """
 
     def call(x: Any, s: Any) -> Any:
@@ -293,7 +294,7 @@ CASES |= {
     ),
     "projected_slot_attention, one set of pixels": Case(
         lambda s: projected_slots(NARROW, None, 0)["f"](MATRIX[None], s),
-        ((2, 2, 1, 12),),
+        ((2, 2, 1, 24),),
         oracle=lambda s: projected_slots(NARROW, None, 0)["oracle"](MATRIX[None], s),
     ),
     "slot_competition": Case(

@@ -1,7 +1,7 @@
 """The softmax over slots of jets and the products around it, on whichever backend serves the CPU.
 
-The oracle knows nothing of jets: it runs ordinary attention at x + a x_u + b x_v + ab x_uv, with slots at value + a or b
-times their tangent, and differentiates by a and b, reverse mode over reverse mode.
+The oracle knows nothing of jets: it runs ordinary attention at x + a x_u + b x_v + ab x_uv, with slots at value + a or
+b times their tangent, and differentiates by a and b, reverse mode over reverse mode.
 """
 
 from collections.abc import Callable, Sequence
@@ -274,6 +274,15 @@ def test_forward_mode_is_refused_rather_than_silently_dropped() -> None:
     ):
         with pytest.raises((RuntimeError, NotImplementedError)):
             torch.func.jvp(call, (x,), (torch.ones_like(x),))
+
+
+def test_the_raw_op_reads_nothing_beyond_its_rows() -> None:
+    shape = Shape()
+    products, offsets = shape.softmax_inputs()
+    with pytest.raises((RuntimeError, ValueError, IndexError)):
+        OPS.jet_slot_softmax(products, offsets[:, :1], shape.side()[:1])
+    with pytest.raises((RuntimeError, ValueError, IndexError)):
+        OPS.jet_slot_softmax_backward(products, products[:3], shape.side(), 7)
 
 
 @pytest.mark.parametrize(

@@ -17,11 +17,10 @@ SETTINGS = """
 """
 
 
-def command(out: Path, *settings: str) -> list[str]:
-    """`compgen train` of the tiny model; the images are packed beside ``out``. Later settings win."""
+def settings_of(out: Path, *settings: str) -> list[str]:
+    """Of the tiny model, whose images are packed beside ``out``. Later settings win."""
     places = ["--out", str(out), "--data.cache", str(out.parent / "data")]
-    chosen = _last_wins(*SETTINGS.split(), *places, *settings)
-    return [sys.executable, "-m", "compgen_fast.cli", "train", "slot_vae_cpu", *chosen]
+    return _last_wins(*SETTINGS.split(), *places, *settings)
 
 
 def _last_wins(*settings: str) -> list[str]:
@@ -36,10 +35,10 @@ def _last_wins(*settings: str) -> list[str]:
     return [word for option in options.values() for word in option]
 
 
-def start(out: Path, *settings: str) -> "subprocess.Popen[str]":
+def start_recipe(recipe: str, *settings: str) -> "subprocess.Popen[str]":
     environment = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE")}
     return subprocess.Popen(
-        command(out, *settings),
+        [sys.executable, "-m", "compgen_fast.cli", "train", recipe, *settings],
         env=environment | {"OMP_NUM_THREADS": "1"},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -47,12 +46,20 @@ def start(out: Path, *settings: str) -> "subprocess.Popen[str]":
     )
 
 
-def train(out: Path, *settings: str, code: int = 0) -> str:
-    """Runs to the end, expects the exit code, returns what was printed."""
-    process = start(out, *settings)
-    printed, _ = process.communicate(timeout=240)
+def start(out: Path, *settings: str) -> "subprocess.Popen[str]":
+    return start_recipe("slot_vae_cpu", *settings_of(out, *settings))
+
+
+def finish(process: "subprocess.Popen[str]", code: int = 0) -> str:
+    """What was printed; the exit code must be the one given."""
+    printed, _ = process.communicate(timeout=300)
     assert process.returncode == code, printed
     return printed
+
+
+def train(out: Path, *settings: str, code: int = 0) -> str:
+    """Runs to the end, expects the exit code, returns what was printed."""
+    return finish(start(out, *settings), code)
 
 
 def lines(out: Path) -> dict[int, Mapping[str, Any]]:

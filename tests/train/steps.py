@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable
 from pathlib import Path
+from threading import Barrier
 
 
 def sleeping(seconds: float, marks: Path) -> Callable[[], object]:
@@ -16,5 +17,8 @@ def sleeping(seconds: float, marks: Path) -> Callable[[], object]:
     return step
 
 
-def failing() -> Callable[[], object]:
-    raise RuntimeError("no such recipe")
+def failing_in_the_second(rank: int, barrier: Barrier) -> None:
+    """Work of two processes, of which the first waits for the second."""
+    if rank == 1:
+        raise RuntimeError("no such recipe")
+    barrier.wait(600)

@@ -36,7 +36,7 @@ from compgen_fast.train.scaling import (
     show,
 )
 from compgen_fast.worlds import open_split
-from tests.train.steps import failing, sleeping
+from tests.train.steps import failing_in_the_second, sleeping
 from tests.train.two_ranks import run_two_ranks
 
 ROUND = Cluster("round", 1e12, 4e12, 4, Link(100.0, 0.25), Link(10.0, 2.0), start=1.0, achieved=1.0)
@@ -131,6 +131,7 @@ def test_overlap_hides_what_a_simulation_hides(flops: float, bucket: int, micro_
     send = ROUND.seconds("all_reduce", 4000 / buckets, 8)
     longer = micro_batches * (simulated(backward / buckets, send, buckets) - backward)
     assert micro_batches * buckets * send - row.hidden_seconds == pytest.approx(longer)
+    assert row.step_seconds == pytest.approx(row.compute_seconds + row.message_seconds - row.hidden_seconds)
 
 
 def test_one_bucket_hides_nothing_and_neither_does_stage_zero() -> None:
@@ -309,6 +310,9 @@ def test_the_messages_are_those_that_deepspeed_sends() -> None:
         assert {name for name, _ in sent} <= {"all_reduce", "all_gather_into_tensor"}, case
 
 
+NEVER_RUN = partial(sleeping, 0.0, Path("unused"))
+
+
 def test_a_prediction_adds_the_measured_parts() -> None:
     measured = CpuCalibration(1000, 2.0, 3.0, all_reduce=Timed(0.5, 1e-3), all_gather=Timed(0.25, 1e-4))
     assert measured.contention == 1.5
@@ -322,6 +326,14 @@ def test_a_prediction_adds_the_measured_parts() -> None:
     )
 
 
+def test_a_step_of_two_ranks_waits_for_the_slower_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    timed = Timed(0.1, 0.0)
+    told = iter([[([1.0, 1.0, 7.0], [2.0, 5.0, 3.0]), ([], [4.0, 2.0, 3.5])], [(timed, timed)] * 2])
+    monkeypatch.setattr(scaling, "_in_two_processes", lambda *_: next(told))
+    measured = calibrate_cpu(NEVER_RUN, 10)
+    assert measured.step_alone == 1.0 and measured.step_beside == 4.0  # of 4, 5 and 3.5
+
+
 def test_calibration_measures_steps_and_messages(tmp_path: Path) -> None:
     measured = calibrate_cpu(partial(sleeping, 0.02, tmp_path / "marks"), 500_000, steps=3)
     assert len((tmp_path / "marks").read_text()) == 2 * 3 + 3 + 2 * 3  # warm-up of both, rank 0 alone, both together
@@ -332,9 +344,9 @@ def test_calibration_measures_steps_and_messages(tmp_path: Path) -> None:
     assert measured.predict(1, bucket=10**6) > measured.predict(0, bucket=10**6) > measured.step_beside
 
 
-def test_an_error_of_the_step_is_the_one_that_is_told() -> None:
+def test_an_error_in_one_process_is_told_and_the_other_does_not_wait() -> None:
     with pytest.raises(RuntimeError, match="no such recipe"):
-        calibrate_cpu(failing, 10, steps=1)
+        scaling._in_two_processes(failing_in_the_second)
 
 
 def test_a_step_that_cannot_be_sent_to_a_process_is_refused() -> None:
@@ -345,7 +357,7 @@ def test_a_step_that_cannot_be_sent_to_a_process_is_refused() -> None:
 @pytest.mark.parametrize("wrong", [{"parameters": 0}, {"parameters": 1, "steps": 0}])
 def test_a_calibration_of_nothing_is_refused(wrong: dict[str, int]) -> None:
     with pytest.raises(ValueError, match="expected at least 1 of each"):
-        calibrate_cpu(failing, **wrong)
+        calibrate_cpu(NEVER_RUN, **wrong)
 
 
 def test_nominal_figures_are_in_order() -> None:

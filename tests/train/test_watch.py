@@ -221,6 +221,11 @@ def test_a_phase_gives_ten_times_its_length_in_patience_and_an_allowance_does_no
         watch.beat("forward")
     watch.beat("backward")
     assert watch._report(1).patience < 31
+    with watch.allowing(500, learning=True):
+        watch.beat("forward")
+        watch._since -= 40
+        watch.beat("backward")
+    assert 400 <= watch._report(1).patience < 410
 
 
 def test_an_allowance_that_ends_counts_as_progress() -> None:

@@ -1,7 +1,7 @@
 """Attention: one fused op where queries meet sided slots, and the plain composition everywhere else."""
 
 import math
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -54,7 +54,8 @@ def projected_slot_attention_rule(
     """Matrix products and one fused op between them where pixels meet sided slots; else the op's own formulas."""
     dtype = next(t.dtype for t in (x, k, v, w_q, w_out, b_q, b_out) if isinstance(t, Jet))
     # A half-precision weight is read in the jet's precision, as by linear's rule.
-    projections = Projections(*(None if w is None else w.to(dtype) for w in (w_q, b_q, w_out, b_out)))
+    w_q, b_q, w_out, b_out = (None if w is None else w.to(dtype) for w in (w_q, b_q, w_out, b_out))
+    projections = Projections(w_q, b_q, w_out, b_out)
     check(x, k, v, projections, slot_mask)
     scale = k.shape[-1] ** -0.5 if scale is None else float(scale)
     side = _side_of_slots(k, v, slots_dim=1)
@@ -71,12 +72,12 @@ def projected_slot_attention_rule(
 
 def _fused_projected(
     x: Any, slots: FoldedSlots, side: Tensor, bias: Tensor | None, slot_mask: Tensor | None, return_weights: bool
-) -> tuple[Jet, Jet | None]:
-    a, u = (t.channels.flatten(2, 3) for t in (slots.a, slots.u))
+) -> tuple[Jet, Tensor | None]:
+    a, c, u = (cast(Jet, slot).channels for slot in slots)
     pixels = padded(unsided(x).channels, 4) if isinstance(x, Jet) else x[None]
-    products = jet_slot_products(pixels, a).unflatten(2, slots.a.shape[1:3])
-    p = jet_slot_softmax(products, slots.c.channels, side)
-    out = Jet(add_to_primal(jet_slot_mix(p.flatten(2, 3), u), bias))
+    products = jet_slot_products(pixels, a.flatten(2, 3)).unflatten(2, a.shape[2:4])
+    p = jet_slot_softmax(products, c, side)
+    out = Jet(add_to_primal(jet_slot_mix(p.flatten(2, 3), u.flatten(2, 3)), bias))
     return out, mean_over_heads(Jet(p[:4]), slot_mask) if return_weights else None
 
 
