@@ -61,22 +61,32 @@ FULL = Effort("full", seconds=15.0, rounds=20, predicted=train_ranks.STAGES, cal
 
 
 def quick_sizes() -> list[StepSize]:
-    """Small batches, and no torch.compile."""
+    """Small batches, without torch.compile and contrast, which are slow."""
     return [*demo_sizes(batch=8), reference_size(64, 1, "attention")]
 
 
 def sizes() -> list[StepSize]:
     demo = [replace(size, compiled=size.part == 1) for size in demo_sizes(slot_vae_cpu().batch_size)]
-    small = [reference_size(64, 2, *penalty) for penalty in PENALTIES]
-    small[1] = replace(small[1], compiled=True)
-    return [*demo, *small, reference_size(128, 1, "attention"), reference_size(128, 1, "hessian", 8)]
+    small = [replace(reference_size(64, 2, *each), compiled=each == ("attention", 1)) for each in PENALTIES]
+    return [
+        *demo,
+        contrast_size(),
+        *small,
+        reference_size(128, 1, "attention"),
+        reference_size(128, 1, "hessian", 8),
+    ]
 
 
 def demo_sizes(batch: int) -> list[StepSize]:
-    """The model of slot_vae_cpu. Contrast takes a derivative for every number of every slot: one image is enough."""
+    """The model of slot_vae_cpu."""
     model = cast(SlotVAEConfig, slot_vae_cpu().model)
-    steps = [StepSize("demo", model, batch, *penalty) for penalty in PENALTIES]
-    return [*steps, StepSize("demo", model, 1, "contrast")]
+    return [StepSize("demo", model, batch, *each) for each in PENALTIES]
+
+
+def contrast_size() -> StepSize:
+    """One image and narrow slots: contrast takes a derivative for every number of every slot."""
+    model = replace(cast(SlotVAEConfig, slot_vae_cpu().model), slot_dim=8)
+    return StepSize("demo with slots of 8", model, 1, "contrast")
 
 
 def reference_size(side: int, batch: int, penalty: Penalty, part: int = 1) -> StepSize:

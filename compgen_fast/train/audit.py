@@ -194,21 +194,10 @@ def _reduced(engine: Any, share: _Share, draws: Draws) -> Gradients:
     # At stages 1 and 2 each rank holds a part, and this assembles the parts: a collective, parameter by parameter.
     full = {name: full_gradient(parameter) for name, parameter in engine.module.named_parameters()}
     reduced = {name: gradient.clone() for name, gradient in full.items() if gradient is not None}
-    _drop_gradients(engine)
+    engine.zero_grad()  # what stages 1 and 2 have kept as their part is replaced, not added to, by the next backward
     if micro_batches > 1:
         engine._is_gradient_accumulation_boundary = None  # back to counting micro-batches; there is no public way
     return reduced
-
-
-def _drop_gradients(engine: Any) -> None:
-    """As DeepSpeed itself does when it skips a step."""
-    engine.zero_grad()
-    optimizer = engine.optimizer
-    if hasattr(optimizer, "averaged_gradients"):  # ZeRO keeps its part here
-        optimizer.zero_grad(set_to_none=True)
-        for group in optimizer.averaged_gradients:
-            optimizer.averaged_gradients[group] = None
-            optimizer.all_grad_tensors[group] = None
 
 
 def _alone(module: nn.Module, share: _Share, draws: Draws) -> Gradients:

@@ -193,8 +193,9 @@ class Judge:
         return self._failed(now) or (None if leaving else self._gone()) or self._silent(now) or self._stalled(now)
 
     def _failed(self, now: float) -> Verdict | None:
+        grace = min(GRACE_SECONDS, self._stall / 2)  # the others may be about to fail alike
         for rank, seen in self._seen.items():
-            if seen.failed_at is not None and now - seen.failed_at >= (0 if rank == self._own else GRACE_SECONDS):
+            if seen.failed_at is not None and (rank == self._own or now - seen.failed_at >= grace):
                 return self._fault([rank], f"failed in {seen.report.standing}: {seen.report.failed}")
         return None
 
@@ -206,18 +207,14 @@ class Judge:
         return None
 
     def _silent(self, now: float) -> Verdict | None:
-        silent = [
-            rank
-            for rank, seen in self._seen.items()
-            if now - seen.beat_at > self._stall and not seen.report.failed and rank != self._own
-        ]
+        silent = [rank for rank, seen in self._seen.items() if now - seen.beat_at > self._stall and rank != self._own]
         if not silent:
             return None
         what = f"gave no sign of life for {self._stall:g} s: {LOST}"
         return self._fault(silent, what + self._last_seen(silent), deaf=True)
 
     def _stalled(self, now: float) -> Verdict | None:
-        if len(self._seen) < len(self._members) or any(seen.report.failed for seen in self._seen.values()):
+        if len(self._seen) < len(self._members):
             return None
         least = min(seen.report.progress for seen in self._seen.values())
         last = {rank: seen for rank, seen in self._seen.items() if seen.report.progress == least}

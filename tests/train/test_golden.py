@@ -4,7 +4,7 @@ A change that should not change training must not change these. One that should 
 `python -m tests.train.test_golden`, and saying why in the commit.
 
 Tolerance: another number of threads or another processor sums in another order. Over 20 steps that moved the loss by at
-most 2e-5 of itself here; a change of the mathematics (a scale, a warm-up, a draw) moves it by percents.
+most 2e-7 of itself here; a change of the mathematics (a scale, a warm-up, a draw) moves it by percents.
 """
 
 import json

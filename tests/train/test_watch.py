@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -271,11 +272,47 @@ def test_a_stall_below_the_beat_is_refused() -> None:
         Watch(Ranks.alone(), stall=0.1)
 
 
-# Real ranks: three processes, one of which comes to harm. A nursery imports torch once and forks all of them.
+class Fragile:
+    """A store that can be closed under the watch."""
+
+    def __init__(self) -> None:
+        self.store, self.closed = dist.HashStore(), False
+
+    def clone(self) -> "Fragile":
+        return self
+
+    def set(self, key: str, value: str) -> None:
+        if self.closed:
+            raise dist.DistNetworkError("connection reset by peer")
+        self.store.set(key, value)
+
+    def multi_get(self, keys: list[str]) -> list[bytes]:
+        return self.store.multi_get(keys)
+
+
+@pytest.mark.parametrize("leaving", [True, False])
+def test_a_store_that_closes_means_harm_unless_all_are_about_to_leave(
+    monkeypatch: pytest.MonkeyPatch, leaving: bool
+) -> None:
+    left: list[int] = []
+    monkeypatch.setattr(watch_module, "_leave", left.append)
+    monkeypatch.setattr(watch_module, "GRACE_SECONDS", 0.2)
+    store = Fragile()
+    with Watch(replace(Ranks.alone(), store=store), stall=30.0) as watch:  # type: ignore[arg-type]
+        watch._period = 0.05
+        watch._leaving = leaving
+        store.closed = True
+        time.sleep(2.0)
+    assert left == ([] if leaving else [EXIT_STALLED])
+
+
+# Real ranks: three processes, one of which comes to harm. A nursery imports torch once and forks all of them. Where a
+# harm is "under torchrun", the store of the ranks is in a process of its own, as it is there.
 
 NURSERY = """
     import json, os, signal, sys, time, traceback
     from contextlib import ExitStack
+    import torch.distributed as dist
     from compgen_fast.train.launch import Placement, _reserved_port, _Tie
     from compgen_fast.train.ranks import joined
     from compgen_fast.train.signals import Stop
@@ -290,43 +327,57 @@ NURSERY = """
                         time.sleep(600)
                     elif harm == "fails":
                         raise ValueError("a bad sample")
-                    else:
-                        os.kill(os.getpid(), getattr(signal, harm))
+                    elif harm.startswith("SIG"):
+                        os.kill(os.getpid(), getattr(signal, harm.partition(" ")[0]))
                 time.sleep(0.02)
                 watch.beat("backward")
+                if step == 20 and ranks.rank == victim and harm == "lags":
+                    time.sleep(600)
                 try:
                     stopping = stop.agreed(ranks)
                 except RuntimeError as error:
                     if harm == "SIGKILL" and ranks.rank == 2:
-                        print("explained:", watch.explain(error), file=sys.stderr, flush=True)
+                        explanation = watch.explain(error)
+                        time.sleep(0.5)
+                        print("explained:", explanation, file=sys.stderr, flush=True)
                         os._exit(9)
                     raise
                 if stopping:
                     break
         print("left at step", step, file=sys.stderr, flush=True)
 
-    def fork(number, port, out, parent, *case):
+    def fork(parent, work, *arguments):
         process = os.fork()
         if process:
             return process
         code = 1
         try:
             _Tie(parent)()
-            os.dup2(os.open(out, os.O_WRONLY | os.O_CREAT | os.O_APPEND), 2)
-            Placement(number, 3, number, "127.0.0.1", port).export()
-            rank(*case)
+            work(*arguments)
             code = 0
         except BaseException:
             traceback.print_exc()
         finally:
             os._exit(code)
 
+    def serve(port):
+        store = dist.TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False)
+        time.sleep(600)
+
+    def run(number, port, out, *case):
+        os.dup2(os.open(out, os.O_WRONLY | os.O_CREAT | os.O_APPEND), 2)
+        os.environ["TORCHELASTIC_USE_AGENT_STORE"] = str("torchrun" in case[0])
+        Placement(number, 3, number, "127.0.0.1", port).export()
+        rank(*case)
+
     folder, cases = sys.argv[1], [(harm, int(victim)) for harm, victim in zip(sys.argv[2::2], sys.argv[3::2])]
     with ExitStack() as ports:
         born = {}
         for case in cases:
             port, name = ports.enter_context(_reserved_port()), f"{case[0]} {case[1]}"
-            born[name] = [fork(number, port, f"{folder}/{name}", os.getpid(), *case) for number in range(3)]
+            if "torchrun" in name:
+                fork(os.getpid(), serve, port)
+            born[name] = [fork(os.getpid(), run, number, port, f"{folder}/{name}", *case) for number in range(3)]
         codes = {
             name: [os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]) for process in processes]
             for name, processes in born.items()
@@ -351,11 +402,15 @@ class Outcome:
 HARMS = {
     "SIGKILL": "is gone: its process has ended without a word",
     "SIGSTOP": "it is stopped, or its machine or network is lost",
+    "SIGKILL under torchrun": "is gone: its process has ended without a word",
+    "SIGSTOP under torchrun": "it is stopped, or its machine or network is lost",
     "hangs": "stalled: it stands still for",
+    "lags": "stalled: it stands still for",
     "fails": "failed in 'forward' of step 20: ValueError: a bad sample",
     "SIGTERM": "",
 }
-CODE_OF_VICTIM = {"SIGKILL": -signal.SIGKILL, "SIGSTOP": -signal.SIGKILL, "hangs": EXIT_STALLED, "fails": 1}
+CODE_OF_VICTIM = {"hangs": EXIT_STALLED, "lags": EXIT_STALLED, "fails": 1}
+FATAL = [harm for harm in HARMS if harm != "SIGTERM"]
 
 
 @pytest.fixture(scope="module")
@@ -379,7 +434,7 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, int], 
 
 
 @pytest.mark.parametrize("victim", [0, 1])
-@pytest.mark.parametrize("harm", CODE_OF_VICTIM)
+@pytest.mark.parametrize("harm", FATAL)
 def test_a_rank_that_comes_to_harm_is_named_once_and_the_run_ends(
     outcomes: dict[tuple[str, int], Outcome], harm: str, victim: int
 ) -> None:
@@ -392,14 +447,14 @@ def test_a_rank_that_comes_to_harm_is_named_once_and_the_run_ends(
 
 
 @pytest.mark.parametrize("victim", [0, 1])
-@pytest.mark.parametrize("harm", CODE_OF_VICTIM)
+@pytest.mark.parametrize("harm", FATAL)
 def test_nobody_survives_and_nobody_exits_as_if_all_were_well(
     outcomes: dict[tuple[str, int], Outcome], harm: str, victim: int
 ) -> None:
     outcome = outcomes[harm, victim]
     explaining = 9 if harm == "SIGKILL" else EXIT_STALLED
     expected = [EXIT_STALLED, EXIT_STALLED, explaining]
-    expected[victim] = CODE_OF_VICTIM[harm]
+    expected[victim] = CODE_OF_VICTIM.get(harm, -signal.SIGKILL)
     assert outcome.codes == expected
     assert not any(Path(f"/proc/{process}").exists() for process in outcome.processes)
 
@@ -407,6 +462,13 @@ def test_nobody_survives_and_nobody_exits_as_if_all_were_well(
 def test_the_place_where_a_rank_hangs_is_told(outcomes: dict[tuple[str, int], Outcome]) -> None:
     said = outcomes["hangs", 1].verdicts[0]
     assert "in 'forward' of step 20, at <string>:" in said and said.count("while others wait for it") == 1
+
+
+def test_ranks_that_wait_in_the_phase_where_another_hangs_are_not_blamed(
+    outcomes: dict[tuple[str, int], Outcome],
+) -> None:
+    said = outcomes["lags", 1].verdicts[0]
+    assert "in 'backward' of step 20, at <string>:" in said and said.count("while others wait for it") == 1
 
 
 def test_a_broken_collective_is_explained_by_the_rank_that_went_away(outcomes: dict[tuple[str, int], Outcome]) -> None:
