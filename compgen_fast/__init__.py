@@ -8,10 +8,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from compgen_fast.ops import slot_competition, slot_cross_attention
+    from compgen_fast.ops import projected_slot_attention, slot_competition, slot_cross_attention
 
 __version__ = "0.1.0"
-__all__ = ["__version__", "slot_competition", "slot_cross_attention"]
+__all__ = ["__version__", "projected_slot_attention", "slot_competition", "slot_cross_attention"]
 
 
 def __getattr__(name: str) -> Any:

@@ -19,20 +19,17 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import Any, Literal, Protocol
 
 import torch
 from rich import box
-from rich.console import Console, Group
+from rich.console import Group
 from rich.table import Table
 from torch import nn
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from compgen_fast.jets.jet import Jet
 from compgen_fast.train.ranks import Ranks
-
-if TYPE_CHECKING:
-    from compgen_fast.train.config import TrainConfig
 
 # kineto announces each start and stop on stderr; it reads this at its first use.
 os.environ.setdefault("KINETO_LOG_LEVEL", "99")
@@ -102,24 +99,6 @@ def profile_steps(trainer: Profiled, steps: int, out: Path) -> list[Row]:
     pieces = disjoint(_on_device(recording.events()) if on_gpu else _on_thread(recording.events()))
     total = sum(piece.end - piece.start for piece in pieces)
     return [*_phases(pieces, total, steps), *_operators(recording.key_averages(), total, steps, on_gpu)]
-
-
-def run(config: "TrainConfig", steps: int) -> int:
-    """`compgen profile`: prints where a recipe's step spends its time; the trace goes to OUT/profile/."""
-    from compgen_fast.train.launch import placed
-    from compgen_fast.train.loop import Trainer
-    from compgen_fast.train.ranks import joined
-    from compgen_fast.train.run import refuse_impossible
-
-    placement = placed(os.environ)
-    refuse_impossible(config, placement.size)
-    placement.export()
-    folder = config.out / "profile"
-    with joined(config.device) as ranks, Trainer(config, ranks) as trainer:
-        rows = profile_steps(trainer, steps, folder)
-        if ranks.first:
-            Console().print(tables(rows), f"{folder / 'trace.json.gz'} opens in ui.perfetto.dev", soft_wrap=True)
-    return 0
 
 
 def tables(rows: Sequence[Row]) -> Group:
