@@ -4,6 +4,7 @@ Exit codes: 0 done, 2 the user asked for something impossible (one sentence says
 """
 
 import json
+import os
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -280,6 +281,7 @@ def main(arguments: list[str] | None = None) -> int:
     given = sys.argv[1:] if arguments is None else arguments
     try:
         if given[:1] and given[0] in RECIPE_COMMANDS:
+            os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # torch complains of hosts without a name
             with refusals():
                 code: int = load("compgen_fast.train.command").run(given)
             return code

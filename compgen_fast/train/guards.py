@@ -1,11 +1,10 @@
-"""What a step is checked for: numbers that are not finite, a loss that jumps, a disk that is full.
+"""What a step is checked for: numbers that are not finite, a loss that jumps. A full disk is checkpoints.py's affair.
 
 A normal step pays for none of this. Whether a loss or a gradient norm is finite is known from the metrics; only then is
 the step run again by `first_bad_layer`, with every module and every operation of the backward pass looked at.
 """
 
 import math
-import shutil
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
@@ -222,18 +221,3 @@ class Spike:
         median = float(np.median(losses))
         spread = 1.4826 * float(np.median(np.abs(losses - median)))
         return median + self.factor * max(spread, 0.01 * abs(median))
-
-
-class DiskFull(RuntimeError):
-    """There is no room for what is about to be written."""
-
-
-def check_disk(folder: Path, needed: int) -> None:
-    """Raises `DiskFull` unless ``needed`` bytes fit where ``folder`` is, or will be."""
-    existing = next(place for place in (folder, *folder.absolute().parents) if place.exists())
-    free = shutil.disk_usage(existing).free
-    if free < needed:
-        raise DiskFull(
-            f"{folder}: {free / 1e9:.2f} GB free, {needed / 1e9:.2f} GB needed; make room, keep fewer checkpoints "
-            "(--checkpoint.keep), or write elsewhere (--out)"
-        )

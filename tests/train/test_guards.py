@@ -1,7 +1,6 @@
 """Guards: who made the first number that is not finite, when a loss counts as jumping, whether the disk has room."""
 
 import math
-import shutil
 from pathlib import Path
 from typing import NamedTuple
 
@@ -12,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from compgen_fast.jets import interaction_penalty
-from compgen_fast.train.guards import DiskFull, NotFinite, Spike, check_disk, first_bad_layer, not_finite
+from compgen_fast.train.guards import NotFinite, Spike, first_bad_layer, not_finite
 
 
 class Poison(nn.Module):
@@ -227,13 +226,3 @@ def test_a_resumed_spike_goes_on_where_it_was() -> None:
 def test_a_window_of_nothing_is_refused() -> None:
     with pytest.raises(ValueError, match="window is 0"):
         Spike(window=0)
-
-
-def test_a_disk_with_room_is_fine_also_for_a_folder_to_come(tmp_path: Path) -> None:
-    check_disk(tmp_path / "not" / "yet", 1)
-
-
-def test_a_full_disk_is_told_with_what_is_missing(tmp_path: Path) -> None:
-    needed = shutil.disk_usage(tmp_path).total + 10**12
-    with pytest.raises(DiskFull, match=r"GB free, .* GB needed; make room"):
-        check_disk(tmp_path, needed)
