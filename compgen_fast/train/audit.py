@@ -63,6 +63,7 @@ def audit(
     factors: Mapping[str, Tensor],
     keys: Sequence[str],
     draws: Callable[[int, int], Draws],
+    step: int = 0,
 ) -> Audit:
     """Compares the ranks' first step with a single process's, on all ranks together; prints a line on rank 0.
 
@@ -72,6 +73,7 @@ def audit(
             as make up a batch of about b, so that rank 0 needs no more memory than a step does.
         keys: the samples' names, of those that are valid; ranks may not share any.
         draws: (first, total) → the draws for rows first … of a batch of total.
+        step: what the model is told; choose one at which all losses have their full weight.
 
     What was put around this module's forward (autocast, a compiler) is taken off for the audit: in bf16 the order of a
     sum alone changes some gradients by 15 %, which would hide everything.
@@ -87,12 +89,14 @@ def audit(
     # Clones, since a view is sent to other ranks with all that it is a view of.
     share = _Share(images[:rows].clone(), {name: values[:rows].clone() for name, values in factors.items()})
     with _unchanged(module, ranks.device):
-        reduced = _reduced(engine, share, draws(ranks.rank * rows, ranks.size * rows))
+        reduced = _reduced(engine, share, draws(ranks.rank * rows, ranks.size * rows), step)
         _same_numbers(
             ranks, "gradient of parameter", reduced, "it was reduced over ranks, so something changed it later"
         )
         shares: list[_Share] = ranks.gather(share.to("cpu"))
-        alone = _alone(module, _joined(shares).to(ranks.device), draws(0, ranks.size * rows)) if ranks.first else {}
+        alone = (
+            _alone(module, _joined(shares).to(ranks.device), draws(0, ranks.size * rows), step) if ranks.first else {}
+        )
     error, worst = ranks.gather(_largest_error(alone, reduced) if ranks.first else (0.0, ""))[0]
     if not error <= TOLERANCE:
         raise AuditFailed(
@@ -183,13 +187,13 @@ def _unchanged(module: nn.Module, device: torch.device) -> Iterator[None]:
                 buffer.copy_(buffers[name])
 
 
-def _reduced(engine: Any, share: _Share, draws: Draws) -> Gradients:
+def _reduced(engine: Any, share: _Share, draws: Draws, step: int) -> Gradients:
     """The mean gradient over ranks, as the optimiser would be given it. Afterwards the engine has none."""
     full_gradient = imported(share.images.device).utils.safe_get_full_grad
     micro_batches: int = engine.gradient_accumulation_steps()
     if micro_batches > 1:  # at stages 0 and 1 gradients are reduced only with the last of them
         engine.set_gradient_accumulation_boundary(True)
-    loss = engine(share.images, share.factors, step=0, draws=draws)["loss"]
+    loss = engine(share.images, share.factors, step=step, draws=draws)["loss"]
     engine.backward(loss * micro_batches)  # DeepSpeed divides by their number, even when told not to
     # At stages 1 and 2 each rank holds a part, and this assembles the parts: a collective, parameter by parameter.
     full = {name: full_gradient(parameter) for name, parameter in engine.module.named_parameters()}
@@ -200,10 +204,10 @@ def _reduced(engine: Any, share: _Share, draws: Draws) -> Gradients:
     return reduced
 
 
-def _alone(module: nn.Module, share: _Share, draws: Draws) -> Gradients:
+def _alone(module: nn.Module, share: _Share, draws: Draws, step: int) -> Gradients:
     """What one process computes. Not by .backward(): the engine's hooks would wait for the other ranks."""
     names, parameters = zip(*((n, p) for n, p in module.named_parameters() if p.requires_grad), strict=True)
-    loss = module(share.images, share.factors, step=0, draws=draws)["loss"]
+    loss = module(share.images, share.factors, step=step, draws=draws)["loss"]
     found = torch.autograd.grad(loss, parameters, allow_unused=True)
     return {name: gradient for name, gradient in zip(names, found, strict=True) if gradient is not None}
 

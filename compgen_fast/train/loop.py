@@ -254,6 +254,7 @@ class Trainer:
             batch.factors,
             [key for key, valid in zip(batch.keys, batch.valid.tolist(), strict=True) if valid],
             lambda first, total: Draws.at(self.config.seed, 0, first=first, total=total, device=self.ranks.device),
+            step=self.config.steps,
         )
         self.stream.load_state_dict(start)
         self._batches = None

@@ -306,15 +306,21 @@ class Watch:
         return told if self._verdict is None else f"{self._verdict.sentence} ({told})"
 
     def __enter__(self) -> Self:
-        self._ranks.store.set(_key(self._own.rank), Report().encoded())
+        # A connection of our own, since the main thread may wait in its. Made here, before all ranks meet: the store
+        # looks up the name of whoever connects, which can take it 5 s.
+        store: Store = self._ranks.store.clone()  # type: ignore[attr-defined]
+        store.set(_key(self._own.rank), Report().encoded())
         if self._ranks.first:
-            self._ranks.store.set(VERDICT, NOTHING)
+            store.set(VERDICT, NOTHING)
         self._members = self._ranks.gather(self._own)
         self._mate = _next_on_machine(self._members, self._own)
         self._answered = self._since = time.monotonic()
-        for work in (self._talk, self._guard):
-            self._threads.append(threading.Thread(target=work, name=f"watch {work.__name__}", daemon=True))
-            self._threads[-1].start()
+        self._threads = [
+            threading.Thread(target=self._talk, args=(store,), name="watch: talk", daemon=True),
+            threading.Thread(target=self._guard, name="watch: guard", daemon=True),
+        ]
+        for thread in self._threads:
+            thread.start()
         return self
 
     def __exit__(
@@ -337,12 +343,12 @@ class Watch:
 
     def _tell(self, error: BaseException) -> None:
         """Tells the other ranks of an error; not of one that is only the echo of another rank's end."""
-        if self._known.is_set():
-            return
         if _is_of_a_collective(error):
             self._await_verdict()
-            if self._known.is_set():
+            if self._known.is_set() and not self._held:
                 _leave(EXIT_STALLED)
+        if self._known.is_set():
+            return
         self._failed = self.explain(error)
         self._said.wait(2 * GRACE_SECONDS)
 
@@ -360,10 +366,10 @@ class Watch:
 
     # What the threads do.
 
-    def _talk(self) -> None:
+    def _talk(self, store: Store) -> None:
         """Publishes, reads, judges."""
         try:
-            self._rounds(self._ranks.store.clone())  # type: ignore[attr-defined]
+            self._rounds(store)
         except RuntimeError:
             # The store is gone, and rank 0 with it; or all of us are about to end, and rank 0 was first.
             if not self._stop.wait(self._stall if self._leaving else GRACE_SECONDS / 2):
@@ -437,13 +443,14 @@ class Watch:
             if self._stop.is_set() or self._known.is_set():
                 return
             self._verdict = verdict
-            mates = [member.rank for member in self._members if member.machine == self._own.machine]
-            everybody = range(self._ranks.size) if store is not None else mates  # without a store, one on each machine
-            if self._own.rank == _spokesman(everybody, verdict) and not self._failed:
+            mates = [member for member in self._members if member.machine == self._own.machine]
+            # Without a store, ranks of different machines do not know of each other: one on each machine speaks.
+            if self._own == _spokesman(self._members if store else mates, verdict) and not self._failed:
                 _say(f"compgen: {verdict.sentence}. All ranks end with exit code {EXIT_STALLED}.")
-            if verdict.deaf and self._own.rank == _spokesman(mates, verdict):
-                for rank in set(mates) & set(verdict.ranks) - {self._own.rank}:
-                    self._members[rank].end()
+            if verdict.deaf and self._own == _spokesman(mates, verdict):
+                for member in mates:
+                    if member.rank in verdict.ranks and member != self._own:
+                        member.end()
             if store is not None:
                 with suppress(RuntimeError):
                     _let_read(store, self._ranks, verdict)
@@ -465,9 +472,9 @@ def _next_on_machine(members: Sequence[Member], own: Member) -> Member | None:
     return None if following == own else following
 
 
-def _spokesman(ranks: Sequence[int], verdict: Verdict) -> int:
-    """The lowest that is not at fault; the lowest of all where all are."""
-    return min((rank for rank in ranks if rank not in verdict.ranks), default=min(ranks))
+def _spokesman(members: Sequence[Member], verdict: Verdict) -> Member:
+    """The first that is not at fault; the first of all where all are."""
+    return next((member for member in members if member.rank not in verdict.ranks), members[0])
 
 
 def _let_read(store: Store, ranks: Ranks, verdict: Verdict) -> None:

@@ -2,15 +2,17 @@
 
 import os
 import signal
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 
+from compgen_fast.cli import main
 from compgen_fast.train.checkpoints import Checkpoints
 from compgen_fast.train.export import load_model
 from compgen_fast.train.ranks import Ranks
-from tests.train.runs import lines, losses, start, train, wait_until
+from tests.train.runs import lines, losses, settings_of, start, train, wait_until
 
 
 @pytest.fixture(scope="module")
@@ -19,6 +21,25 @@ def straight(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("runs") / "straight"
     train(out)
     return out
+
+
+@pytest.fixture
+def refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+    """What `compgen train` says to settings that it refuses; in this process, since nothing is to be made."""
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.setenv(name, "")  # so that it is put back, whatever the command leaves there
+        monkeypatch.delenv(name)
+
+    def run(out: Path, *settings: str) -> str:
+        try:
+            code: object = main(["train", "slot_vae_cpu", *settings_of(out, *settings)])
+        except SystemExit as exit:
+            code = exit.code
+        said = capsys.readouterr()
+        assert code == 2, said.err
+        return " ".join((said.out + said.err).split())
+
+    return run
 
 
 def test_a_run_learns_and_leaves_weights_that_decode(straight: Path) -> None:
@@ -53,7 +74,7 @@ def test_a_run_goes_on_with_more_ranks_and_another_zero_stage(straight: Path) ->
     assert len(losses(out)) == 14
 
 
-@pytest.mark.parametrize("stage", ["0", "1", "2"])
+@pytest.mark.parametrize("stage", ["0", "2"])
 def test_two_ranks_with_accumulation_and_a_hessian_penalty_do_what_one_process_does(straight: Path, stage: str) -> None:
     hessian = ("--model.loss.penalty", "hessian", "--model.loss.alpha", "1e-3", "--steps", "4")
     one = straight.parent / "one"
@@ -126,18 +147,17 @@ def test_a_loss_that_is_not_finite_ends_the_run_and_names_the_layer(straight: Pa
         (("--bogus", "1"), "--bogus"),
     ],
 )
-def test_impossible_settings_end_with_a_sentence(tmp_path: Path, settings: tuple[str, ...], sentence: str) -> None:
+def test_impossible_settings_end_with_a_sentence(
+    tmp_path: Path, refused: Callable[..., str], settings: tuple[str, ...], sentence: str
+) -> None:
     if settings[0] == "--device" and torch.cuda.is_available():
         pytest.skip("there is one")
-    printed = train(tmp_path / "run", *settings, code=2)
-    assert sentence in " ".join(printed.split())
-    assert "Traceback" not in printed
+    assert sentence in refused(tmp_path / "run", *settings)
     assert not (tmp_path / "run" / "checkpoints").exists()
 
 
-def test_a_folder_with_a_run_is_not_overwritten(straight: Path) -> None:
+def test_a_folder_with_a_run_is_not_overwritten(straight: Path, refused: Callable[..., str]) -> None:
     before = (straight / "metrics.jsonl").read_bytes()
-    assert "already holds a run" in train(straight, code=2)
-    refused = train(straight, "--resume", "--model.slots", "3", code=2)
-    assert "model.slots is 3, but the run" in refused
+    assert "already holds a run" in refused(straight)
+    assert "model.slots is 3, but the run" in refused(straight, "--resume", "--model.slots", "3")
     assert (straight / "metrics.jsonl").read_bytes() == before

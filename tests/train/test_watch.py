@@ -190,6 +190,7 @@ def test_a_process_that_ended_is_not_alive_even_before_it_is_asked_for_its_code(
     member = replace(Member.here(1), process=child.pid, born=watch_module._started(child.pid))
     assert member.alive
     os.kill(child.pid, signal.SIGSTOP)
+    os.waitid(os.P_PID, child.pid, os.WSTOPPED)
     assert member.alive
     member.end()
     os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
