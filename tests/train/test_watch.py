@@ -307,6 +307,20 @@ def test_a_store_that_closes_means_harm_unless_all_are_about_to_leave(
     assert left == ([] if leaving else [EXIT_STALLED])
 
 
+def test_without_a_store_one_rank_on_each_machine_speaks(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(watch_module, "_leave", lambda code: None)
+    store = Fragile()
+    store.set("watch/0", Report().encoded())
+    store.set(watch_module.VERDICT, watch_module.NOTHING)
+    with Watch(replace(Ranks.alone(), rank=2, store=store), stall=2.0) as watch:  # type: ignore[arg-type]
+        watch._members = [Member(rank, "node0", "another machine", rank, "0") for rank in range(2)] + [watch._own]
+        store.closed = True
+        watch._known.wait(30)
+    assert "rank 0 (host node0, process 0), which holds the store of all ranks, has" in capfd.readouterr().err
+
+
 # Real ranks: three processes, one of which comes to harm. A nursery imports torch once and forks all of them. Where a
 # harm is "under torchrun", the store of the ranks is in a process of its own, as it is there.
 
@@ -345,7 +359,7 @@ NURSERY = """
                     raise
                 if stopping:
                     break
-        print("left at step", step, file=sys.stderr, flush=True)
+        os.write(2, f"left at step {step}\\n".encode())  # in one piece: three ranks write into one file
 
     def fork(parent, work, *arguments):
         process = os.fork()
