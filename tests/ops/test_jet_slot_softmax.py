@@ -276,6 +276,7 @@ def test_forward_mode_is_refused_rather_than_silently_dropped() -> None:
             torch.func.jvp(call, (x,), (torch.ones_like(x),))
 
 
+@pytest.mark.skipif(serving("cpu") != "cpp", reason="plain torch spreads single rows over all images, within bounds")
 def test_the_raw_op_reads_nothing_beyond_its_rows() -> None:
     shape = Shape()
     products, offsets = shape.softmax_inputs()
