@@ -70,8 +70,6 @@ def test_a_run_goes_on_with_more_ranks_and_another_zero_stage(straight: Path) ->
     train(out, "--resume", "--nproc", "2", "--zero-stage", "2")
     assert losses(out)[:5] == losses(straight)[:5]
     assert losses(out) == pytest.approx(losses(straight), rel=1e-4)
-    train(out, "--resume", "--steps", "14")
-    assert len(losses(out)) == 14
 
 
 @pytest.mark.parametrize("stage", ["0", "2"])
