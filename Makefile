@@ -44,9 +44,9 @@ format: setup ## rewrite the sources the way `make lint` wants them
 	@$(BIN)/ruff format --quiet .
 	@$(BIN)/ruff check --quiet --fix .
 
-demo: setup ## a slot VAE trained on the Scenes world: progress, a table, a report page in runs/demo
+demo: setup ## decoders inverted by search and replay against encoders: progress, tables, a page in runs/demo
 	@rm -rf runs/demo
-	@$(BIN)/compgen train slot_vae_cpu --steps 500 --out runs/demo
+	@$(BIN)/compgen study perception --scale quick --out runs/demo
 
 bench: setup ## the benchmark suites under pytest-benchmark, one thread
 	@OMP_NUM_THREADS=1 $(BIN)/pytest --quiet bench

@@ -3,10 +3,9 @@
 Exit codes: 0 done, 2 the user asked for something impossible (one sentence says what), 130 interrupted.
 """
 
-import json
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
@@ -37,7 +36,7 @@ class Env:
 class Bench:
     """Time our code against its peers, interleaved, after checking that they agree."""
 
-    suite: tyro.conf.Positional[Literal["slots", "jets", "stream", "train"]]
+    suite: tyro.conf.Positional[Literal["slots", "jets", "stream", "train", "search"]]
     """What to time."""
     quick: bool = False
     """Few repetitions: a look, not a measurement."""
@@ -88,7 +87,11 @@ class World:
         worlds = load("compgen_fast.worlds")
         with refusals():
             world = worlds.open_world(
-                self.name, split=self.split, resolution=self.resolution, seed=self.seed, **named(self.options)
+                self.name,
+                split=self.split,
+                resolution=self.resolution,
+                seed=self.seed,
+                **load("compgen_fast.worlds.options").named(self.options),
             )
             worlds.show(world, self.split, path=self.out, seen_pairs=self.seen_pairs)
         print(f"drawn in {self.out}")
@@ -155,10 +158,13 @@ class Pack:
                 seed=self.seed,
                 seen_pairs=self.seen_pairs,
                 size=self.size,
-                **named(self.options),
+                **load("compgen_fast.worlds.options").named(self.options),
             )
         adapters = load("compgen_fast.worlds.adapters")
-        options = named(self.options) | {"resolution": self.resolution, "part": self.subset}
+        options = load("compgen_fast.worlds.options").named(self.options) | {
+            "resolution": self.resolution,
+            "part": self.subset,
+        }
         folder = adapters.open_folder(self.adapter, self.source, **options)
         if self.hold_out is None:
             return folder
@@ -207,18 +213,121 @@ class Inspect:
         return 0
 
 
-def named(options: Sequence[str]) -> dict[str, Any]:
-    """name=value pairs; values that read as JSON (2, true) are what they read as, others are text."""
-    found: dict[str, Any] = {}
-    for option in options:
-        name, equals, value = option.partition("=")
-        if not equals:
-            raise UsageError(f"--options {option}: expected name=value, such as objects=2")
-        try:
-            found[name] = json.loads(value)
-        except ValueError:
-            found[name] = value
-    return found
+@dataclass(frozen=True)
+class Search:
+    """Find the latents of images through a trained decoder: gradient steps from the encoder's guess."""
+
+    weights: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="CHECKPOINT")]
+    """Exported weights of a slot VAE or of its replay, such as runs/replay_cpu/weights."""
+    shards: Annotated[tyro.conf.Positional[tuple[str, ...]], tyro.conf.arg(metavar="SHARDS")]
+    """Packed folders of images to explain."""
+    out: Path = Path("runs/search")
+    """The folder to write; an interrupted search in it goes on."""
+    train: str | None = None
+    """Packed training images. Their latents say where slots belong: searched ones are kept there."""
+    probes: int = 4096
+    """How many training images to look at for that."""
+    steps: int = 48
+    """Gradient steps."""
+    rate: float = 0.2
+    """Step size at the start."""
+    pull: float = 0.05
+    """Weight of the pull towards training latents."""
+    still: float = 0.0
+    """Gradient below which a latent hardly moves; 1e-3 keeps what pixels do not tell where the encoder had it."""
+    swapped: int = 0
+    """More starts for each image, with one slot of another image."""
+    drawn: int = 0
+    """More starts for each image, drawn from the training latents."""
+    newton: bool = False
+    """Gauss-Newton steps instead of Adam's."""
+    batch: int = 256
+    """Images per part that is kept when the search is cut off."""
+    seed: int = 0
+    """Of starts and pixels."""
+    device: Literal["cpu", "cuda"] = "cpu"
+    """Where to run."""
+
+    def run(self) -> int:
+        if self.device == "cuda":
+            check_cuda()
+        if not self.shards:
+            raise UsageError("search: no SHARDS were named; expected packed folders of images")
+        command = load("compgen_fast.invert.command")
+        with refusals():
+            settings = command.SearchSettings(
+                str(self.weights), self.shards, self.train, self.probes, self.steps, self.rate, self.pull,
+                self.still, self.swapped, self.drawn, self.newton, self.batch, self.seed,
+            )  # fmt: skip
+            found = command.run_search(settings, self.out, self.device)
+        print(f"latents in {found}")
+        return 0
+
+
+@dataclass(frozen=True)
+class Replay:
+    """Pack what a decoder makes of recombined slots of training images; replay while training is a recipe."""
+
+    weights: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="CHECKPOINT")]
+    """Exported weights of a slot VAE."""
+    shards: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="SHARDS")]
+    """Packed training images, whose slots are recombined."""
+    pack: Path
+    """The folder to write."""
+    size: int = 20_000
+    """How many composites."""
+    bank: int = 4096
+    """How many training images give slots."""
+    jitter: float = 0.0
+    """Noise on recombined slots, in deviations of theirs."""
+    seed: int = 0
+    """Of the recombinations."""
+
+    def run(self) -> int:
+        command = load("compgen_fast.invert.command")
+        with refusals():
+            count = command.run_pack(
+                self.weights, self.shards, self.pack, size=self.size, bank=self.bank, jitter=self.jitter, seed=self.seed
+            )
+        print(f"{count:,} composites in {self.pack}")
+        return 0
+
+
+@dataclass(frozen=True)
+class Study:
+    """Run a paper's study to a table and a page. Repeat the command to go on after an interruption."""
+
+    name: tyro.conf.Positional[Literal["perception"]]
+    """perception: decoders inverted by search and replay, against encoders alone."""
+    split: Literal["background", "texture", "object"] = "background"
+    """What each object is seen with few of."""
+    scale: Literal["quick", "cpu", "gpu"] = "quick"
+    """quick: minutes; cpu: about an hour on two cores; gpu: the papers' sizes."""
+    seeds: int | None = None
+    """How many; as many as the scale has if not given."""
+    out: Path | None = None
+    """The folder to write; runs/perception-SPLIT-SCALE if not given."""
+    workers: int | None = None
+    """Jobs at a time; one per core if not given."""
+    vit: Path | None = None
+    """A local file of a timm ViT's weights, on which all encoders are then built."""
+    dry_run: bool = False
+    """Say what would be trained, write all settings, and train nothing."""
+
+    def run(self) -> int:
+        if self.seeds is not None and self.seeds < 1:
+            raise UsageError(f"--seeds is {self.seeds}; it must be at least 1")
+        if self.workers is not None and self.workers < 1:
+            raise UsageError(f"--workers is {self.workers}; it must be at least 1")
+        if self.scale == "gpu" and not self.dry_run:
+            check_cuda()
+        study = load("compgen_fast.studies.perception.study")
+        out = self.out or Path("runs") / f"{self.name}-{self.split}-{self.scale}"
+        with refusals():
+            code: int = study.run(
+                self.scale, self.split, self.seeds, out, workers=self.workers, vit=self.vit, dry_run=self.dry_run
+            )
+        return code
 
 
 @contextmanager
@@ -269,6 +378,9 @@ Command = (
     | Annotated[Verify, tyro.conf.subcommand("verify")]
     | Annotated[Inspect, tyro.conf.subcommand("inspect")]
     | Annotated[Bench, tyro.conf.subcommand("bench")]
+    | Annotated[Search, tyro.conf.subcommand("search")]
+    | Annotated[Replay, tyro.conf.subcommand("replay")]
+    | Annotated[Study, tyro.conf.subcommand("study")]
     | Annotated[WithRecipe, tyro.conf.subcommand("train", description=RECIPE_COMMANDS["train"])]
     | Annotated[WithRecipe, tyro.conf.subcommand("profile", description=RECIPE_COMMANDS["profile"])]
     | Annotated[WithRecipe, tyro.conf.subcommand("model", description=RECIPE_COMMANDS["model"])]
@@ -285,7 +397,7 @@ def main(arguments: list[str] | None = None) -> int:
             with refusals():
                 code: int = load("compgen_fast.train.command").run(given)
             return code
-        command: Env | World | Pack | Verify | Inspect | Bench | WithRecipe = tyro.cli(
+        command: Env | World | Pack | Verify | Inspect | Bench | Search | Replay | Study | WithRecipe = tyro.cli(
             Command,
             prog="compgen",
             description="Train, invert and measure models that generalise by composition.",

@@ -12,11 +12,11 @@ from typing import Any, Literal, Self, get_args, overload
 
 import torch
 from torch import Tensor
-from torch.overrides import TorchFunctionMode
+from torch.overrides import TorchFunctionMode, handle_torch_function, has_torch_function_unary
 from torch.utils.checkpoint import checkpoint as recomputed
 
 from compgen_fast.draws import Draws
-from compgen_fast.jets.jet import Jet, unsided
+from compgen_fast.jets.jet import Jet, jet_rule, unsided
 from compgen_fast.ops import projected_slot_attention, slot_cross_attention  # noqa: F401  (defines the op named below)
 
 Decoder = Callable[..., Tensor]
@@ -59,7 +59,8 @@ def interaction_penalty(
             Σ_{k≠l} Σ_m ‖D³f/dz_k dz_l dz_m‖² (pairs may interact, but only bilinearly); ``"contrast"`` is
             Σ_i Σ_{k<l} ‖df_i/dz_k‖ ‖df_i/dz_l‖ over output elements i, exact (no two slots touch one output);
             ``"attention"`` is the mean over pixels of Σ_{k<l} w_k w_l, w the weights of the decoder's
-            ``slot_cross_attention`` and ``projected_slot_attention`` calls averaged over heads and layers.
+            ``slot_cross_attention`` and ``projected_slot_attention`` calls and of what it hands to ``note_weights``,
+            averaged over heads and layers.
         probes: how many random directions to average over; ``"contrast"`` and ``"attention"`` draw none.
         pixels: decode these pixels only, by ``decoder(z, pixels=index)``. An index tensor goes as it is. A number n
             draws n of ``decoder.num_pixels`` pixels and scales up: unbiased when pixels decode independently.
@@ -296,9 +297,23 @@ def _directions(probe: _Probe, slot: int) -> Iterator[Tensor]:
         yield direction
 
 
+def note_weights(weights: Tensor) -> Tensor:
+    """Slot weights [B, N, S] as they are; what records around sees them. For a decoder whose pixels choose among slots
+    by other means than our attention.
+    """
+    if has_torch_function_unary(weights):
+        return handle_torch_function(note_weights, (weights,), weights)
+    return weights
+
+
+@jet_rule(note_weights)
+def _noted(weights: Jet) -> Jet:
+    return weights
+
+
 class RecordedWeights(TorchFunctionMode):
-    """Collects the slot weights [B, N, S] of every ``slot_cross_attention`` and ``projected_slot_attention`` called
-    inside it; once each, also where the second calls the first.
+    """Collects the slot weights [B, N, S] of every ``slot_cross_attention``, ``projected_slot_attention`` and
+    ``note_weights`` called inside it; once each, also where the second calls the first.
     """
 
     def __init__(self) -> None:
@@ -310,6 +325,9 @@ class RecordedWeights(TorchFunctionMode):
         return self
 
     def __torch_function__(self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None) -> Any:
+        if func is note_weights:
+            self.weights.append(func(*args))
+            return self.weights[-1]
         attends = (torch.ops.compgen.slot_cross_attention, projected_slot_attention)
         if func not in attends:
             return func(*args, **(kwargs or {}))
@@ -328,7 +346,8 @@ def _attention(decode: Decoder, z: Tensor) -> tuple[Tensor, Tensor]:
     if not recorded.weights:
         raise ValueError(
             "interaction_penalty: method 'attention' found no call of compgen_fast.ops.slot_cross_attention or "
-            "projected_slot_attention in the decoder; use one for its cross-attention, or method 'hessian'"
+            "projected_slot_attention in the decoder; use one for its cross-attention, hand weights of your own to "
+            "compgen_fast.jets.penalty.note_weights, or use method 'hessian'"
         )
     w = torch.stack(recorded.weights).mean(0)
     w = w if w.dtype == torch.float64 else w.float()  # a mean over all pixels does not survive bf16

@@ -4,8 +4,11 @@ from compgen_fast.models.additive_decoder import AdditiveDecoder
 from compgen_fast.models.broadcast_decoder import SpatialBroadcastDecoder
 from compgen_fast.models.cnn import CNN
 from compgen_fast.models.cross_attention_decoder import CrossAttentionDecoder
+from compgen_fast.models.dense_slots import DenseSlots
+from compgen_fast.models.frame_decoder import AdditiveFrameDecoder, FrameDecoder
 from compgen_fast.models.lora import add_lora
 from compgen_fast.models.patch_decoder import PatchDecoder
+from compgen_fast.models.replay import Replay
 from compgen_fast.models.slot_attention import SlotAttention
 from compgen_fast.models.slot_encoder import SlotEncoder
 from compgen_fast.models.slot_queries import SlotQueries
@@ -17,8 +20,12 @@ from compgen_fast.models.vit_weights import load_vit
 __all__ = [
     "CNN",
     "AdditiveDecoder",
+    "AdditiveFrameDecoder",
     "CrossAttentionDecoder",
+    "DenseSlots",
+    "FrameDecoder",
     "PatchDecoder",
+    "Replay",
     "SlotAttention",
     "SlotEncoder",
     "SlotQueries",

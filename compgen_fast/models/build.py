@@ -11,30 +11,40 @@ from compgen_fast.models.config import (
     EncoderConfig,
     LossConfig,
     ModelConfig,
+    ReplayConfig,
     SlotVAEConfig,
     SupervisedConfig,
 )
 from compgen_fast.models.cross_attention_decoder import CrossAttentionDecoder
+from compgen_fast.models.frame_decoder import AdditiveFrameDecoder, FrameDecoder, check_frequencies
 from compgen_fast.models.patch_decoder import PatchDecoder
+from compgen_fast.models.replay import Replay
 from compgen_fast.models.slot_encoder import SlotEncoder, check_encoder
 from compgen_fast.models.slot_vae import SlotVAE
 from compgen_fast.models.supervised import SupervisedEncoder
 from compgen_fast.ops.arguments import MOST_SLOTS
 from compgen_fast.worlds.source import Factor
 
-ATTENTIVE = ("cross_attention", "patch")
+PROJECTED = ("cross_attention", "patch")  # attend by heads
+ATTENTIVE = (*PROJECTED, "frame")  # pixels choose among slots
+FRAMED = ("frame", "additive_frame")  # slots have roles
 
 
 def build(config: ModelConfig, factors: Sequence[Factor] = ()) -> nn.Module:
     """The model of these settings; ``factors`` are the data set's, which a supervised one predicts."""
     check(config)
-    encoder = SlotEncoder(*_encoder_arguments(config), checkpoint=config.checkpoint_activations)
+    if isinstance(config, ReplayConfig):
+        return Replay(config, SlotVAE(config.vae, _encoder(config.vae), build_decoder(config.vae)))
     if isinstance(config, SupervisedConfig):
-        return SupervisedEncoder(config, encoder, factors)
-    return SlotVAE(config, encoder, build_decoder(config))
+        return SupervisedEncoder(config, _encoder(config), factors)
+    return SlotVAE(config, _encoder(config), build_decoder(config))
 
 
-def _encoder_arguments(config: ModelConfig) -> tuple[EncoderConfig, int, int, int]:
+def _encoder(config: SlotVAEConfig | SupervisedConfig) -> SlotEncoder:
+    return SlotEncoder(*_encoder_arguments(config), checkpoint=config.checkpoint_activations)
+
+
+def _encoder_arguments(config: SlotVAEConfig | SupervisedConfig) -> tuple[EncoderConfig, int, int, int]:
     """A VAE's slots come as means and log-variances."""
     out_dim = config.slot_dim if isinstance(config, SupervisedConfig) else 2 * config.slot_dim
     return config.encoder, config.image_size, config.slots, out_dim
@@ -44,11 +54,18 @@ def build_decoder(config: SlotVAEConfig) -> nn.Module:
     """The decoder alone."""
     decoder, sizes = config.decoder, (config.slot_dim, config.image_size)
     painter = {"layers": decoder.layers, "width": decoder.query_dim, "octaves": decoder.octaves}
+    framed = {"hidden": decoder.slot_hidden, "frequencies": decoder.frequencies}
     match decoder.kind:
         case "cross_attention":
             return CrossAttentionDecoder(*sizes, **_attention(decoder))
         case "patch":
             return PatchDecoder(*sizes, patch=decoder.patch, **_attention(decoder))
+        case "frame":
+            return FrameDecoder(
+                *sizes, config.slots, **framed, features=decoder.features, mixer=decoder.mixer, reads=decoder.reads
+            )
+        case "additive_frame":
+            return AdditiveFrameDecoder(*sizes, config.slots, **framed)
         case "broadcast_cnn":
             return SpatialBroadcastDecoder(*sizes, kind="cnn", **painter)
         case "broadcast_mlp":
@@ -64,6 +81,12 @@ def _attention(decoder: DecoderConfig) -> dict[str, int]:
 
 def check(config: ModelConfig) -> None:
     """Raises a ValueError that says what to change where settings cannot work, or not together."""
+    if isinstance(config, ReplayConfig):
+        check(config.vae)
+        _at_least_one(bank=config.bank)
+        if config.jitter < 0 or config.seen < 0:
+            raise ValueError(f"jitter is {config.jitter} and seen {config.seen}; expected 0 or more")
+        return
     if not 1 <= config.slots <= MOST_SLOTS:
         raise ValueError(f"slots is {config.slots}; expected 1 to {MOST_SLOTS}")
     _at_least_one(image_size=config.image_size, slot_dim=config.slot_dim)
@@ -72,11 +95,7 @@ def check(config: ModelConfig) -> None:
         _check_decoder(config.decoder, config.image_size)
         _check_weights(config.loss)
         _check_penalty(config)
-    elif config.encoder.slots_by == "attention":
-        raise ValueError(
-            "slots_by is 'attention', whose slots come in random order, but a supervised encoder reads each factor "
-            "from a slot of its own; set slots_by to 'queries'"
-        )
+    _check_roles(config)
 
 
 def _at_least_one(**values: int) -> None:
@@ -85,10 +104,26 @@ def _at_least_one(**values: int) -> None:
             raise ValueError(f"{name} is {value}; expected at least 1")
 
 
+def _check_roles(config: SlotVAEConfig | SupervisedConfig) -> None:
+    if config.encoder.slots_by != "attention":
+        return
+    if isinstance(config, SupervisedConfig) or config.decoder.kind in FRAMED:
+        why = "a supervised encoder reads each factor from a slot of its own"
+        if isinstance(config, SlotVAEConfig):
+            why = f"a decoder of kind {config.decoder.kind!r} gives each slot a role"
+        raise ValueError(
+            f"slots_by is 'attention', whose slots come in random order, but {why}; set slots_by to "
+            "'learned_attention', 'queries' or 'dense'"
+        )
+
+
 def _check_decoder(decoder: DecoderConfig, image_size: int) -> None:
     _at_least_one(layers=decoder.layers, query_dim=decoder.query_dim, octaves=decoder.octaves)
-    if decoder.kind in ATTENTIVE:
+    if decoder.kind in PROJECTED:
         _at_least_one(heads=decoder.heads, head_dim=decoder.head_dim, slot_hidden=decoder.slot_hidden)
+    if decoder.kind in FRAMED:
+        _at_least_one(slot_hidden=decoder.slot_hidden, features=decoder.features, mixer=decoder.mixer)
+        check_frequencies(decoder.frequencies, image_size)
     if decoder.kind == "patch" and (decoder.patch < 1 or image_size % decoder.patch):
         raise ValueError(
             f"patch is {decoder.patch}, which does not divide image_size {image_size}; choose a divisor of {image_size}"
@@ -96,7 +131,7 @@ def _check_decoder(decoder: DecoderConfig, image_size: int) -> None:
 
 
 def _check_weights(loss: LossConfig) -> None:
-    for name in ("sigma", "beta", "alpha", "alpha_warmup", "beta_warmup"):
+    for name in ("sigma", "beta", "alpha", "alpha_start", "alpha_warmup", "beta_warmup"):
         if getattr(loss, name) < 0:
             raise ValueError(f"{name} is {getattr(loss, name)}; expected 0 or more")
 
@@ -106,7 +141,7 @@ def _check_penalty(config: SlotVAEConfig) -> None:
     if loss.penalty == "attention" and kind not in ATTENTIVE:
         raise ValueError(
             f"penalty 'attention' needs a decoder with attention to slots, and {kind!r} has none; "
-            "use penalty 'hessian', or decoder kind 'cross_attention' or 'patch'"
+            f"use penalty 'hessian', or decoder kind {', '.join(ATTENTIVE)}"
         )
     _at_least_one(probes=loss.probes)
     if loss.probes > 1 and loss.penalty in ("attention", "contrast"):

@@ -29,10 +29,16 @@ class EncoderConfig:
     """vit: a local file of a timm ViT's weights; its sizes then replace width, patch, layers and heads."""
     lora_rank: int = 0
     """vit with weights: train low-rank updates of this rank and freeze the rest; 0 trains everything."""
-    slots_by: Literal["attention", "queries"] = "queries"
-    """attention: Slot Attention; queries: a Transformer with learned slot queries."""
+    slots_by: Literal["attention", "learned_attention", "queries", "dense"] = "queries"
+    """attention: Slot Attention; learned_attention: the same from learned starts, so that slots keep their roles;
+    queries: a Transformer with learned slot queries; dense: one network from all features to all slots, which learns
+    fastest."""
     slot_layers: int = 3
     """Rounds of Slot Attention, or layers of the slot Transformer."""
+    slot_hidden: int = 256
+    """dense: width of its hidden layer."""
+    pooled_scene: bool = False
+    """dense: the first slot sees only the mean of the features, which tells what is there but not where."""
     slot_heads: int = 4
     """Heads of the slot Transformer."""
 
@@ -41,9 +47,12 @@ class EncoderConfig:
 class DecoderConfig:
     """Slots → pixels."""
 
-    kind: Literal["cross_attention", "broadcast_cnn", "broadcast_mlp", "additive", "patch"] = "cross_attention"
+    kind: Literal[
+        "cross_attention", "broadcast_cnn", "broadcast_mlp", "additive", "patch", "frame", "additive_frame"
+    ] = "cross_attention"
     """broadcast_*: each slot paints an image and a mask, masks compete; additive: the images are summed without
-    masks, so slots cannot interact; patch: cross-attention by patches instead of pixels."""
+    masks, so slots cannot interact; patch: cross-attention by patches instead of pixels; frame: each slot paints in a
+    frame that it places, which learns objects in minutes on a CPU; additive_frame: the same, summed without masks."""
     layers: int = 2
     """Cross-attention layers, or layers of the spatial-broadcast network."""
     heads: int = 12
@@ -53,11 +62,19 @@ class DecoderConfig:
     query_dim: int = 180
     """Width of a pixel's query, or of the broadcast network's hidden layers."""
     slot_hidden: int = 2064
-    """cross_attention and patch: hidden width of the slots' MLP."""
+    """cross_attention, patch and frame: hidden width of the slots' MLP."""
     octaves: int = 8
     """Fourier features of a pixel's position, 4 per octave."""
     patch: int = 4
     """patch: pixels of a patch along a side."""
+    reads: Literal["own", "all"] = "own"
+    """frame: whether a painter reads its own slot, or all of them."""
+    frequencies: int = 12
+    """frame: waves along a side that a slot paints with."""
+    features: int = 8
+    """frame: numbers that a slot paints at a pixel."""
+    mixer: int = 32
+    """frame: hidden width of the network from those numbers to colour."""
 
 
 @dataclass(frozen=True)
@@ -72,8 +89,10 @@ class LossConfig:
     """Of the derivative penalties: how many pixels, drawn anew each step; None for all."""
     probes: int = 1
     """Random directions per image of hessian, pairs and triple."""
+    alpha_start: int = 0
+    """Steps before alpha begins to grow."""
     alpha_warmup: int = 0
-    """Steps over which alpha grows linearly from 0."""
+    """Steps over which alpha then grows linearly from 0."""
     beta_warmup: int = 0
     """Steps over which beta grows linearly from 0."""
 
@@ -105,4 +124,21 @@ class SupervisedConfig:
     checkpoint_activations: bool = False
 
 
-ModelConfig = SlotVAEConfig | SupervisedConfig
+@dataclass(frozen=True)
+class ReplayConfig:
+    """A trained slot VAE whose encoder learns from what its decoder makes of recombined slots."""
+
+    vae: SlotVAEConfig = field(default_factory=SlotVAEConfig)
+    bank: int = 4096
+    """Training images whose slots are recombined."""
+    jitter: float = 0.0
+    """Noise on recombined slots, in deviations of the bank's."""
+    seen: float = 1.0
+    """Weight of training images, on which the encoder is held to what it said before."""
+
+    @property
+    def image_size(self) -> int:
+        return self.vae.image_size
+
+
+ModelConfig = SlotVAEConfig | SupervisedConfig | ReplayConfig

@@ -1,4 +1,5 @@
-"""Images to slots, as `EncoderConfig` says: features by a CNN or a ViT, slots by learned queries or by Slot Attention.
+"""Images to slots, as `EncoderConfig` says: features by a CNN or a ViT, slots by Slot Attention, learned queries or a
+dense network.
 
 What it is not for: the meaning of a slot's numbers. A VAE asks for twice the slot's width and splits them into mean and
 log-variance; the supervised baseline reads factors out of them.
@@ -10,6 +11,7 @@ from torch import Tensor, nn
 from compgen_fast.draws import Draws
 from compgen_fast.models.cnn import CNN
 from compgen_fast.models.config import EncoderConfig
+from compgen_fast.models.dense_slots import DenseSlots
 from compgen_fast.models.lora import add_lora
 from compgen_fast.models.slot_attention import SlotAttention
 from compgen_fast.models.slot_queries import SlotQueries
@@ -32,14 +34,16 @@ class SlotEncoder(nn.Module):
         _refuse_contradictions(config, image_size, slots, out_dim)
         self.image_size, self.num_slots = image_size, slots
         self.features = _features(config, image_size, checkpoint)
-        self.to_slots = _to_slots(config, self.features.width, slots, checkpoint)
+        self.to_slots = _to_slots(config, self.features, image_size, slots, checkpoint)
         self.read_out = nn.Linear(config.width, out_dim)
 
     def forward(self, images: Tensor, draws: Draws) -> Tensor:
-        """Slots of the images; ``draws`` is where Slot Attention's starts come from (learned queries draw nothing)."""
+        """Slots of the images; ``draws`` is where Slot Attention's starts come from, unless they are learned."""
         self._check(images)
         features = self.features(images)
-        if isinstance(self.to_slots, SlotAttention):
+        if isinstance(self.to_slots, SlotAttention) and self.to_slots.initial == "learned":
+            slots, _ = self.to_slots(features)
+        elif isinstance(self.to_slots, SlotAttention):
             mean = self.to_slots.slot_mean
             noise = draws.normal(mean.new_empty(len(images), self.num_slots, mean.shape[-1]))
             slots, _ = self.to_slots(features, self.to_slots.slots_from(noise))
@@ -74,10 +78,20 @@ def _features(config: EncoderConfig, image_size: int, checkpoint: bool) -> CNN |
     return vit
 
 
-def _to_slots(config: EncoderConfig, input_dim: int, slots: int, checkpoint: bool) -> SlotAttention | SlotQueries:
-    if config.slots_by == "attention":
-        return SlotAttention(slots, config.width, config.slot_layers, input_dim=input_dim)
-    return SlotQueries(slots, config.width, input_dim, config.slot_layers, config.slot_heads, checkpoint=checkpoint)
+def _to_slots(
+    config: EncoderConfig, features: CNN | ViT, image_size: int, slots: int, checkpoint: bool
+) -> SlotAttention | SlotQueries | DenseSlots:
+    width = features.width
+    match config.slots_by:
+        case "attention":
+            return SlotAttention(slots, config.width, config.slot_layers, input_dim=width)
+        case "learned_attention":
+            return SlotAttention(slots, config.width, config.slot_layers, input_dim=width, initial="learned")
+        case "queries":
+            return SlotQueries(slots, config.width, width, config.slot_layers, config.slot_heads, checkpoint=checkpoint)
+        case "dense":
+            count = (image_size // features.downsample) ** 2
+            return DenseSlots(slots, config.width, count, width, config.slot_hidden, config.pooled_scene)
 
 
 def _refuse_contradictions(config: EncoderConfig, image_size: int, slots: int, out_dim: int) -> None:

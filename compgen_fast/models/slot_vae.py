@@ -57,7 +57,8 @@ class SlotVAE(nn.Module):
             ``beta``.
         """
         loss = self.config.loss
-        alpha, beta = warmed(loss.alpha, loss.alpha_warmup, step), warmed(loss.beta, loss.beta_warmup, step)
+        alpha = warmed(loss.alpha, loss.alpha_warmup, step - loss.alpha_start)
+        beta = warmed(loss.beta, loss.beta_warmup, step)
         mean, logvar = self.encode(images, draws)
         z = mean + (logvar / 2).exp() * draws.normal(mean)
         penalty, colours, order = self._decoded(z, alpha, draws)
@@ -79,9 +80,7 @@ class SlotVAE(nn.Module):
 
     def encode(self, images: Tensor, draws: Draws = UNSEEDED) -> tuple[Tensor, Tensor]:
         """Means and log-variances of the slots, [B, slots, slot_dim] each, of images uint8 [B, H, W, 3]."""
-        slots = self.encoder(scaled(images, self.config.image_size, self.encoder), draws)
-        mean, logvar = in_full(slots).chunk(2, -1)
-        return mean, logvar
+        return gaussians(self.encoder, images, self.config.image_size, draws)
 
     def decode(self, z: Tensor, pixels: Tensor | None = None) -> Tensor:
         """Colours [B, N, 3] from 0 to 1, or a little outside, of all pixels or of those given by flat index."""
@@ -92,8 +91,7 @@ class SlotVAE(nn.Module):
     def reconstruct(self, images: Tensor, draws: Draws = UNSEEDED) -> Tensor:
         """Images uint8 [B, H, W, 3] as the decoder draws the means of their slots."""
         mean, _ = self.encode(images, draws)
-        colours = in_full(self.decode(mean)).clamp(0, 1) * 255
-        return colours.round().to(torch.uint8).view(images.shape)
+        return as_bytes(self.decode(mean)).view(images.shape)
 
     def _decoded(self, z: Tensor, alpha: float, draws: Draws) -> tuple[Tensor, Tensor, Tensor | None]:
         """The penalty, and the colours [B, N, 3] in the order of these pixels; None for row by row."""
@@ -131,8 +129,21 @@ class SlotVAE(nn.Module):
 
 
 def warmed(weight: float, steps: int, step: int) -> float:
-    """A weight that grows linearly from 0 over so many steps."""
-    return weight if step >= steps else weight * step / steps
+    """A weight that grows linearly from 0 over so many steps; 0 before the first."""
+    if step >= steps:
+        return weight
+    return weight * step / steps if step > 0 else 0.0
+
+
+def gaussians(encoder: nn.Module, images: Tensor, image_size: int, draws: Draws) -> tuple[Tensor, Tensor]:
+    """Means and log-variances [B, slots, slot_dim] that an encoder gives for images uint8 [B, H, W, 3]."""
+    mean, logvar = in_full(encoder(scaled(images, image_size, encoder), draws)).chunk(2, -1)
+    return mean, logvar
+
+
+def as_bytes(colours: Tensor) -> Tensor:
+    """Colours from 0 to 1, or a little outside, as images hold them."""
+    return (in_full(colours).clamp(0, 1) * 255).round().to(torch.uint8)
 
 
 def scaled(images: Tensor, image_size: int, encoder: nn.Module) -> Tensor:

@@ -74,6 +74,7 @@ class ViT(nn.Module):
             raise ValueError(f"ViT: layers is {layers}; expected at least 1 block")
         grid = checked_grid(image_size, patch)
         self.image_size, self.width, self.variant, self.checkpoint = image_size, width, variant, checkpoint
+        self.downsample = image_size // grid
         self.normalise: nn.Module = nn.Identity()  # weights trained on other pixels put theirs here
         self.patch_embed = PatchEmbed(width, patch, variant.patch_bias)
         self.cls_token = nn.Parameter(torch.zeros(1, 1, width)) if variant.class_token else None

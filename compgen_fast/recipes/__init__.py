@@ -2,12 +2,33 @@
 
 from collections.abc import Callable
 
+from compgen_fast.recipes.perception import frame_vae_cpu, perception_gpu, replay_cpu, supervised_scenes_cpu
 from compgen_fast.recipes.slot_vae import slot_vae_cpu, slot_vae_reference, slot_vae_small
 from compgen_fast.recipes.supervised import supervised_cpu
 from compgen_fast.train.config import TrainConfig
 
 RECIPES: dict[str, Callable[[], TrainConfig]] = {
-    recipe.__name__: recipe for recipe in (slot_vae_cpu, slot_vae_small, slot_vae_reference, supervised_cpu)
+    recipe.__name__: recipe
+    for recipe in (
+        slot_vae_cpu,
+        slot_vae_small,
+        slot_vae_reference,
+        supervised_cpu,
+        frame_vae_cpu,
+        replay_cpu,
+        supervised_scenes_cpu,
+        perception_gpu,
+    )
 }
 
-__all__ = ["RECIPES", "slot_vae_cpu", "slot_vae_reference", "slot_vae_small", "supervised_cpu"]
+__all__ = [
+    "RECIPES",
+    "frame_vae_cpu",
+    "perception_gpu",
+    "replay_cpu",
+    "slot_vae_cpu",
+    "slot_vae_reference",
+    "slot_vae_small",
+    "supervised_cpu",
+    "supervised_scenes_cpu",
+]

@@ -6,6 +6,7 @@ report.png into the run's folder.
 
 import html
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,38 +16,31 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from compgen_fast.models.slot_vae import SlotVAE
+from compgen_fast.report.page import PAGE, PICTURE, document, listed_pairs, paint, tinted
 from compgen_fast.train.metrics import Row, read
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
-PAGE, PICTURE = "report.html", "report.png"
 IMAGES = 8
-PALETTE = np.array(
-    [(43, 108, 176), (232, 137, 58), (64, 145, 108), (184, 50, 39), (122, 81, 149), (140, 140, 140), (214, 180, 60)]
-)
 CURVES = ("loss", "validation_loss", "mse", "validation_mse", "penalty", "kl")
 
 
 def write(folder: Path, model: torch.nn.Module, images: Tensor) -> Path:
     """Draws the run in ``folder``; ``images`` uint8 [n, H, W, 3] are shown with their reconstructions."""
     rows = read(folder)
-    _draw(folder / PICTURE, rows, _sheets(model, images[:IMAGES]) if isinstance(model, SlotVAE) else {})
+    sheets = _sheets(model, images[:IMAGES]) if isinstance(model, SlotVAE) else {}
+    paint(partial(_draw, rows=rows, sheets=sheets), (14, 7), folder / PICTURE, dots_per_inch=90)
     settings = html.escape((folder / "config.json").read_text())
-    (folder / PAGE).write_text(
-        f"<!doctype html><meta charset=utf-8><title>{html.escape(folder.name)}</title>"
-        "<style>body{font:16px system-ui;max-width:70em;margin:2em auto}img{max-width:100%}td{padding:0 1ex}</style>"
+    last = [(name, f"{value:.6g}") for name, value in rows[-1].items() if isinstance(value, int | float)]
+    body = (
         f"<h1>{html.escape(folder.name)}</h1><img src={PICTURE} alt='curves and reconstructions'>"
-        f"<h2>The last step</h2><table>{_table(rows[-1])}</table>"
+        f"<h2>The last step</h2>{listed_pairs(last)}"
         f"<h2>Settings</h2><details><summary>config.json</summary><pre>{settings}</pre></details>"
     )
+    (folder / PAGE).write_text(document(folder.name, body))
     return folder / PAGE
-
-
-def _table(row: Mapping[str, Any]) -> str:
-    return "".join(
-        f"<tr><td>{html.escape(name)}<td>{value:.6g}" for name, value in row.items() if isinstance(value, int | float)
-    )
 
 
 @torch.no_grad()
@@ -57,23 +51,12 @@ def _sheets(model: SlotVAE, images: Tensor) -> dict[str, NDArray[np.uint8]]:
     with_masks: Any = getattr(model.decoder, "decode_with_masks", None)
     if with_masks is not None:
         _, masks = with_masks(mean)
-        sheets["which slot each pixel looks at"] = _coloured(masks, images.shape[1])
+        shares = masks.float().unflatten(2, images.shape[1:3])
+        sheets["which slot each pixel looks at"] = torch.from_numpy(tinted(shares.cpu().numpy()))
     return {title: np.concatenate([*sheet.cpu().numpy()], axis=1) for title, sheet in sheets.items()}
 
 
-def _coloured(masks: Tensor, size: int) -> Tensor:
-    """Shares [B, K, N] as colours [B, size, size, 3]: each slot's colour, mixed by its share."""
-    colours = torch.from_numpy(PALETTE[np.arange(masks.shape[1]) % len(PALETTE)]).to(masks)
-    mixed = torch.einsum("bkn,kc->bnc", masks, colours)
-    return mixed.round().to(torch.uint8).view(-1, size, size, 3)
-
-
-def _draw(path: Path, rows: Sequence[Row], sheets: Mapping[str, NDArray[np.uint8]]) -> None:
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(14, 7), layout="constrained", facecolor="white")
-    FigureCanvasAgg(figure)
+def _draw(figure: "Figure", rows: Sequence[Row], sheets: Mapping[str, NDArray[np.uint8]]) -> None:
     grid = figure.add_gridspec(1, 2, width_ratios=(1, 1.4 if sheets else 0.01))
     left, right = (figure.add_subfigure(grid[half]) for half in (0, 1))
     shown = [name for name in CURVES if any(name in row for row in rows)] or ["loss"]
@@ -87,7 +70,6 @@ def _draw(path: Path, rows: Sequence[Row], sheets: Mapping[str, NDArray[np.uint8
         ax.imshow(sheet, interpolation="nearest")
         ax.set_title(title)
         ax.set_axis_off()
-    figure.savefig(path, format="png", dpi=90)
 
 
 def _curve(ax: "Axes", rows: Sequence[Row], name: str) -> None:

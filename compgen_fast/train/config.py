@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from compgen_fast.models.config import ModelConfig, SlotVAEConfig
+from compgen_fast.models.config import ModelConfig, ReplayConfig, SlotVAEConfig
 
 
 @dataclass(frozen=True)
@@ -23,6 +23,8 @@ class DataConfig:
     """Of the world; its first if not given."""
     seen_pairs: int | None = None
     """How many partners each value is seen with."""
+    options: tuple[str, ...] = ()
+    """What else the world takes, as name=value: variation=0.1 objects=2."""
     size: int = 20_000
     """Training images of the world."""
     validation_size: int = 512
@@ -92,6 +94,8 @@ class TrainConfig:
     """Of the weights, the order of samples and the noise."""
     log_every: int = 10
     """Steps between lines in metrics.jsonl."""
+    start: Path | None = None
+    """Exported weights to begin with, of the same model; replay begins with those of a slot VAE."""
     out: Path = Path("runs/run")
 
 
@@ -137,6 +141,10 @@ def check(config: TrainConfig, ranks: int) -> None:
         raise ValueError(
             f"guard.stall is {config.guard.stall} and guard.spike {config.guard.spike}; expected at least 1 second and "
             "0 or more spreads"
+        )
+    if isinstance(config.model, ReplayConfig) and config.start is None:
+        raise ValueError(
+            "start is missing; replay begins with the exported weights of a slot VAE: runs/frame_vae_cpu/weights, say"
         )
     if config.data.shards is not None and config.data.split is not None:
         raise ValueError(

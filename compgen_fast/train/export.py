@@ -15,7 +15,8 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from compgen_fast.models.build import build
-from compgen_fast.models.config import ModelConfig
+from compgen_fast.models.config import ModelConfig, SlotVAEConfig
+from compgen_fast.models.replay import Replay
 from compgen_fast.train.checkpoints import save_tensors, whole_folder
 from compgen_fast.train.settings import from_json, to_json
 from compgen_fast.train.state import copied
@@ -56,17 +57,29 @@ def load_model(folder: Path) -> nn.Module:
     """The model of an exported folder, on the CPU, set to evaluation."""
     settings = read_settings(folder)
     model = build(settings.model, settings.factors)
+    model.load_state_dict(_weights(model, folder, f"in the model of {CONFIG}; expected the two files of one export"))
+    return model.eval()
+
+
+def begin_with(model: nn.Module, folder: Path) -> None:
+    """Gives a model the weights of an exported one like it; a model in replay takes those of a slot VAE too."""
+    of_vae = isinstance(read_settings(folder).model, SlotVAEConfig)
+    advice = "in the model that is to begin with it; expected weights of a model with the same parts and sizes"
+    if isinstance(model, Replay) and of_vae:
+        model.begin_with(_weights(model.vae, folder, advice))
+    else:
+        model.load_state_dict(_weights(model, folder, advice))
+
+
+def _weights(model: nn.Module, folder: Path, advice: str) -> dict[str, Tensor]:
+    """The weights of an exported folder, if they are those of a model like this."""
     weights = load_file(folder / WEIGHTS)
     expected = {name: tensor.shape for name, tensor in model.state_dict().items()}
     for name in [*expected, *(name for name in weights if name not in expected)]:
         there, here = weights[name].shape if name in weights else None, expected.get(name)
         if there != here:
-            raise ValueError(
-                f"{folder / WEIGHTS}: {name} is {_shape(there)} there and {_shape(here)} in the model of {CONFIG}; "
-                "expected the two files of one export"
-            )
-    model.load_state_dict(weights)
-    return model.eval()
+            raise ValueError(f"{folder / WEIGHTS}: {name} is {_shape(there)} there and {_shape(here)} {advice}")
+    return weights
 
 
 def read_settings(folder: Path) -> Exported:

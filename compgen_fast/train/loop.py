@@ -20,6 +20,7 @@ from torch.profiler import record_function
 
 from compgen_fast.draws import Draws
 from compgen_fast.models.build import build
+from compgen_fast.models.replay import Replay
 from compgen_fast.models.summary import training_flops
 from compgen_fast.stream import Batch, ShardStream
 from compgen_fast.train import data, engine
@@ -27,7 +28,7 @@ from compgen_fast.train.audit import AuditFailed, audit
 from compgen_fast.train.checkpoints import CheckpointError, Checkpoints
 from compgen_fast.train.config import TrainConfig, micro_batch
 from compgen_fast.train.ema import Ema
-from compgen_fast.train.export import export
+from compgen_fast.train.export import begin_with, export
 from compgen_fast.train.guards import NotFinite, Spike, first_bad_layer, not_finite
 from compgen_fast.train.metrics import Metrics
 from compgen_fast.train.peak import measured_peak
@@ -44,7 +45,7 @@ SHARED_FAILURES = (AuditFailed, CheckpointError, NotFinite)
 class Trainer:
     """A run on this rank: model, engine, stream, and how many steps are done. `train` runs it, of the other parts."""
 
-    def __init__(self, config: TrainConfig, ranks: Ranks) -> None:
+    def __init__(self, config: TrainConfig, ranks: Ranks, quiet: bool = False) -> None:
         self.config, self.ranks = config, ranks
         folders = data.shards(config.data, config.model.image_size, ranks)
         self.stream = data.open_stream(config, folders.train, ranks)
@@ -54,14 +55,19 @@ class Trainer:
         data.check_fit(config, self.stream.schema)
         torch.manual_seed(config.seed)
         self.model: nn.Module = build(config.model, self.stream.schema.factors)
+        if config.start is not None:
+            begin_with(self.model, config.start)
+        if isinstance(self.model, Replay):
+            self.model.fill(data.in_order(config, folders.train))
         self.engine = engine.start(self.model, config, ranks)
         self.ema = Ema(self.model, config.optimiser.ema)
         self.checkpoints = Checkpoints(config.out / "checkpoints", config.checkpoint.keep, ranks)
-        self.console = Console(stderr=True, quiet=not ranks.first)
+        self.console = Console(stderr=True, quiet=quiet or not ranks.first)
         self.step = 0
         self.rate = self.grad_norm = math.nan  # of the last step, as are its samples' keys
         self.keys: tuple[str, ...] = ()
         self.beat: Callable[..., None] = lambda *phase: None
+        self.told: Callable[[int], None] = lambda steps: None  # is told how many steps are done
         self.waiting: Callable[[], AbstractContextManager[None]] = nullcontext
         self._batches: Iterator[Batch] | None = None
 
@@ -121,6 +127,7 @@ class Trainer:
                 with watch.allowing(SAVING):
                     losses |= self.save(losses)
             metrics.log(number, losses, self.rate, self.grad_norm, self.stream.position / self.stream.samples)
+            self.told(self.step)
             if spike and (warning := spike.see(number, agreed["loss"], self.keys)):
                 self.console.print(warning, style="yellow", soft_wrap=True, highlight=False)
 

@@ -12,6 +12,7 @@ from compgen_fast.train import folder
 from compgen_fast.train.config import TrainConfig, check
 from compgen_fast.train.launch import placed
 from compgen_fast.train.loop import SHARED_FAILURES, Trainer
+from compgen_fast.train.memory import keep_freed_memory
 from compgen_fast.train.profiling import profile_steps, tables
 from compgen_fast.train.ranks import joined
 
@@ -23,6 +24,7 @@ def run(config: TrainConfig, resume: bool) -> int:
     placement = placed(os.environ)
     refuse_impossible(config, placement.size)
     placement.export()
+    keep_freed_memory()
     with joined(config.device) as ranks:
         folder.claim(config, resume, ranks)
         try:

@@ -8,8 +8,9 @@ Objects are drawn in a window of the image only, both objects of all images of a
 distances (scenes_shapes). Batches are cut so that what is being worked on stays in the cache.
 """
 
+import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -31,6 +32,7 @@ SCALES = {1: (0.40, 0.60), 2: (0.34, 0.46)}  # radii by number of objects; half 
 MARGIN = 1.06  # how far an object reaches beyond its radius
 SPREAD = 0.7  # how far from the middle its centre may be
 TILT = 0.6  # radians either way
+LOOK_SPREAD = np.float32(0.4)  # how much of the circle of hues a kind with its own look may use
 SHADOW_SHIFT, SHADOW_SOFT, SHADOW_DEPTH = 0.17, 0.17, 0.55  # the first two in radii of the object
 WINDOW = MARGIN + SHADOW_SHIFT + SHADOW_SOFT  # how far an object and its shadow reach, in its radii
 
@@ -52,18 +54,36 @@ class Scenes(World):
         seed: of the samples and of which pairs are seen.
         objects: how many per image; the split ``object`` needs 2.
         occlusion: whether two objects overlap (always) or stand apart (always).
+        variation: the part of its range, around the middle, that a number other than a position is drawn from, and of
+            the textures, the first, where the split is not about them. Less of it is an easier world.
+        own_looks: each kind of object has a texture, where the split is not about textures, and hues of its own.
+        haze: how far backgrounds are faded to grey, from 0 to 1.
     """
 
     name = "scenes"
     splits = ("background", "texture", "object")
 
-    def __init__(self, resolution: int = 64, seed: int = 0, objects: int = 1, occlusion: bool = False) -> None:
+    def __init__(
+        self,
+        resolution: int = 64,
+        seed: int = 0,
+        objects: int = 1,
+        occlusion: bool = False,
+        variation: float = 1.0,
+        own_looks: bool = False,
+        haze: float = 0.0,
+    ) -> None:
         super().__init__(resolution, seed)
         if objects not in SCALES:
             raise ValueError(f"scenes: objects is {objects}; expected 1 or 2")
         if occlusion and objects == 1:
             raise ValueError("scenes: occlusion needs two objects; set objects=2, or leave occlusion out")
+        if not isinstance(variation, float | int) or not 0 <= variation <= 1:
+            raise ValueError(f"scenes: variation is {variation}; expected 0 (none) to 1 (all there is)")
+        if not isinstance(haze, float | int) or not 0 <= haze <= 1:
+            raise ValueError(f"scenes: haze is {haze}; expected 0 (none) to 1 (backgrounds are plain grey)")
         self.objects, self.occlusion = objects, occlusion
+        self.variation, self.own_looks, self.haze = variation, own_looks, haze
 
     @property
     def factors(self) -> tuple[Factor, ...]:
@@ -173,6 +193,8 @@ class Scenes(World):
         line = axis(self.resolution) * np.float32(0.14)
         light_x, light_y = cos_sin(values["light_angle"])
         image *= (1 + column(light_y) * line[:, None] + column(light_x) * line)[:, None]
+        if self.haze:
+            image += np.float32(self.haze) * (HALF - image)
         return image
 
     def _back_to_front(self, values: dict[str, Array]) -> tuple[dict[str, Array], NDArray[np.uint8]]:
@@ -246,9 +268,22 @@ class _Draw:
 
     def __call__(self, numbers: NDArray[np.int64], counters: NDArray[np.int64]) -> Values:
         chance = Chance(self.world.seed)
-        values = by_chance(self.world.factors, chance, counters)
+        values = by_chance([_calmed(factor, self.world.variation) for factor in self.world.factors], chance, counters)
         values |= self._held_to_the_split(self.pairs[numbers % len(self.pairs)], values, chance, counters)
+        if self.world.own_looks:
+            values |= self._own_looks(values, chance)
         return values | self._places(values, chance, counters)
+
+    def _own_looks(self, values: Values, chance: Chance) -> dict[str, NDArray[Any]]:
+        """Hues spread evenly over the circle, and textures, in an order that the seed tells."""
+        rank, looks = chance.order(len(CATEGORIES), "looks"), {}
+        for i in range(1, self.world.objects + 1):
+            own = rank[values[f"object_{i}"]]
+            middle = (own + HALF) / np.float32(len(CATEGORIES))
+            looks[f"hue_{i}"] = (middle + LOOK_SPREAD * (values[f"hue_{i}"] - HALF)).astype(np.float32) % np.float32(1)
+            if self.split != "texture":
+                looks[f"texture_{i}"] = own % len(TEXTURES)
+        return looks
 
     def _held_to_the_split(
         self, pairs: NDArray[np.int64], values: Values, chance: Chance, counters: NDArray[np.int64]
@@ -275,6 +310,17 @@ class _Draw:
         if self.world.occlusion:
             return _overlapping(radii[0], radii[1], chance, counters)
         return _apart(radii[0], radii[1], chance, counters)
+
+
+def _calmed(factor: Factor, variation: float) -> Factor:
+    """The factor as it is drawn in a world of less variation. Which object, where, and before what, stays free."""
+    kind = factor.name.rstrip("_12")
+    if variation == 1 or kind in ("object", "x", "y", "front", "background"):
+        return factor
+    if factor.values is not None:
+        return replace(factor, values=factor.values[: max(1, math.ceil(variation * len(factor.values)))])
+    middle, reach = (factor.low + factor.high) / 2, variation * (factor.high - factor.low) / 2
+    return replace(factor, low=middle - reach, high=middle + reach)
 
 
 def _room(half: Array) -> Array:

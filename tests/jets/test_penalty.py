@@ -10,12 +10,13 @@ from torch import Tensor, nn
 
 from compgen_fast.bench.memory import measure_peaks
 from compgen_fast.jets import Jet, interaction_penalty, plot_slot_hessian_norms, slot_hessian_norms
-from compgen_fast.jets.penalty import RecordedWeights
+from compgen_fast.jets.penalty import RecordedWeights, note_weights
 from compgen_fast.jets.rules import attention as attention_rules
 from compgen_fast.models import CrossAttentionDecoder
 from compgen_fast.ops import projected_slot_attention, slot_cross_attention
 from tests.jets import decoders
 from tests.jets.decoders import (
+    CODE,
     DECODERS,
     Additive,
     AdditiveConvolutional,
@@ -237,6 +238,66 @@ def test_attention_penalty_reads_the_weights_of_every_layer(kind: type[Transform
     torch.testing.assert_close(same, output)
     found.backward()
     assert decoder.layers[0].to_kv.weight.grad.any()
+
+
+class Choosing(nn.Module):
+    """Pixels choose among slots without our attention, and say so."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.logits = nn.Linear(CODE, 7)
+
+    def forward(self, z: Tensor) -> Tensor:
+        weights = note_weights(self.logits(z).mT.softmax(-1))
+        return weights @ z
+
+
+def test_attention_penalty_reads_weights_that_a_decoder_notes() -> None:
+    decoder, z = Choosing().double(), slots()
+    w = decoder.logits(z).mT.softmax(-1)
+    expected = sum((w[..., k] * w[..., other]).mean() for k, other in combinations(range(4), 2))
+    found, output = interaction_penalty(decoder, z, method="attention", return_output=True)
+    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(output, w @ z)
+    found.backward()
+    assert decoder.logits.weight.grad.any()
+
+
+def test_noted_weights_and_attention_are_averaged_alike() -> None:
+    noting, attending, z = Choosing().double(), SlotTransformer().double(), slots()
+    with RecordedWeights() as recorded:
+        noting(z)
+        attending(z)
+    assert [w.shape for w in recorded.weights] == [(2, 7, 4)] * 3
+
+
+def test_every_recorder_around_a_decoder_sees_its_weights() -> None:
+    noting, attending, z = Choosing().double(), SlotTransformer().double(), slots()
+    with RecordedWeights() as outer:
+        with RecordedWeights() as inner:
+            noting(z)
+            attending(z)
+        noting(z)
+    assert (len(outer.weights), len(inner.weights)) == (4, 3)
+    noting(z)
+    assert len(outer.weights) == 4
+
+
+def test_noting_changes_nothing_for_jets() -> None:
+    decoder, z = Choosing().double(), slots()
+    jet, u, v = directions(z)
+    with RecordedWeights() as recorded:
+        found = channels_of(decoder(jet))
+    torch.testing.assert_close(found[3], mixed_derivative(decoder, z, u, v), rtol=1e-9, atol=1e-9)
+    assert isinstance(recorded.weights[0], Jet) and interaction_penalty(decoder, z).item() > 0
+
+
+def test_noting_compiles_as_one_graph() -> None:
+    decoder, z = Choosing().double(), slots()
+    compiled = torch.compile(decoder, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(compiled(z), decoder(z))
+    penalties = [interaction_penalty(each, z, method="attention") for each in (compiled, decoder)]
+    torch.testing.assert_close(*penalties)
 
 
 def test_attention_penalty_of_a_decoder_without_our_op_says_so() -> None:

@@ -25,6 +25,8 @@ from compgen_fast.kernels import (
     jet_norm,
     jet_pointwise,
     jet_slot_softmax,
+    latent_adam,
+    recon_error,
     slot_competition,
     slot_cross_attention,
 )
@@ -255,3 +257,69 @@ def test_the_softmax_of_few_and_of_many_slots_does_not_spill(S: int) -> None:
 
 def test_every_jet_kernel_is_compiled_somewhere() -> None:
     assert {launch.name for case in JET_CASES for launch in jet_launches(case)} == set(JET_TILES)
+
+
+# Search. Everything is pointwise in rows, so what counts is that rows are moved as wide as they are aligned.
+
+# (name, dtype of y or of the gradient, C, N·3 or L). Narrow rows share a program, the widest has it alone.
+SearchCase = tuple[str, torch.dtype, int, int]
+SEARCH_CASES: list[SearchCase] = [
+    *(("recon_error", dtype, 4096, 1024) for dtype in (BF16, FP32)),
+    *(("latent_adam", dtype, 4096, width) for dtype in (BF16, FP32) for width in (64, 4096)),
+]
+# How many rows each kernel reads and writes in fp32 or in the case's dtype; the bytes of x come 32 bits at a time.
+SEARCH_ROWS = {"_recon_error_kernel": (1, 1), "_latent_adam_kernel": (4, 4)}
+
+
+@functools.cache
+def search_launches(case: SearchCase, everything: bool) -> list[Launch]:
+    """What one call launches; with everything, weights, images and some of the pixels are given."""
+    op, dtype, C, size = case
+
+    def empty(*shape: int, dtype: torch.dtype = FP32) -> torch.Tensor:
+        return torch.empty(shape, dtype=dtype, device="meta")
+
+    with recorded_launches() as recorded:
+        if op == "recon_error":
+            x, y = empty(64 if everything else C, 4096, 3, dtype=torch.uint8), empty(C, size, 3, dtype=dtype)
+            if everything:
+                images, pixels = empty(C, dtype=torch.int64), empty(size, dtype=torch.int64)
+                recon_error.forward(y, x, empty(64, 4096), images, pixels)
+            else:
+                recon_error.forward(y, x[:, :size], None, None, None)
+        else:
+            rows, numbers = [empty(C, size) for _ in range(4)], [empty(C) for _ in range(2)]
+            counts, active = [empty(C, dtype=torch.int32) for _ in range(2)], empty(C, dtype=torch.bool)
+            settings = (0.9, 0.999, 1e-8, 10, 0.01, 0.5, 1e-4)
+            grad = empty(C, size, dtype=dtype)
+            latent_adam.step(*rows, *numbers, *counts, active, grad, empty(C), *settings)
+    return [launch for launch in recorded if launch.name != "_sum_kernel"]
+
+
+def search_name(case: SearchCase) -> str:
+    return f"{case[0]} {str(case[1]).removeprefix('torch.')} {case[3]}"
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("case", SEARCH_CASES, ids=search_name)
+def test_no_kernel_of_the_search_spills_or_moves_its_rows_narrowly(case: SearchCase, target: str) -> None:
+    chip = TARGETS[target]
+    for everything in (False, True) if case[0] == "recon_error" else (False,):
+        (launch,) = search_launches(case, everything)
+        cost = figures(compile_launch(launch, chip), chip)
+        assert cost.spills == 0, f"{launch.name} spills: {cost}"
+        assert cost.shared <= SHARED_MEMORY[target] // 2, f"{launch.name}: two programs do not fit side by side: {cost}"
+        read, written = SEARCH_ROWS[launch.name]
+        itemsize = case[1].itemsize if case[0] == "recon_error" else FP32.itemsize
+        tile = math.prod(size for block, size in launch.options.items() if block.startswith("BLOCK")) * itemsize
+        threads = launch.options["num_warps"] * chip.warp_size
+        wide = min(128, 8 * tile // threads)  # a program on gfx942 has twice the threads
+        rows_of_grad = 1 if case[:2] == ("latent_adam", BF16) else 0  # narrower than the state, and read beside it
+        assert carried(cost.loads, wide, threads) >= (read - rows_of_grad) * tile, (
+            f"{launch.name} loads narrowly: {cost}"
+        )
+        assert carried(cost.stores, wide, threads) >= written * tile, f"{launch.name} stores narrowly: {cost}"
+
+
+def test_every_kernel_of_the_search_is_compiled_somewhere() -> None:
+    assert {launch.name for case in SEARCH_CASES for launch in search_launches(case, True)} == set(SEARCH_ROWS)

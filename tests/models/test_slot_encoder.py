@@ -19,6 +19,10 @@ CONFIGS = {
     "cnn, attention": replace(CNN, slots_by="attention"),
     "vit, queries": VIT,
     "vit, attention": replace(VIT, slots_by="attention"),
+    "cnn, learned attention": replace(CNN, slots_by="learned_attention"),
+    "cnn, dense": replace(CNN, slots_by="dense", slot_hidden=12),
+    "cnn, dense with a pooled scene": replace(CNN, slots_by="dense", slot_hidden=12, pooled_scene=True),
+    "vit, dense": replace(VIT, slots_by="dense", slot_hidden=12),
 }
 
 
@@ -76,8 +80,9 @@ def test_slot_attentions_starts_are_the_learned_gaussian() -> None:
     torch.testing.assert_close(encoder(images, draws()), encoder.read_out(expected))
 
 
-def test_learned_queries_draw_nothing() -> None:
-    encoder, source = SlotEncoder(CNN, 32, 3, 5), draws()
+@pytest.mark.parametrize("which", [which for which in CONFIGS if not which.endswith(", attention")])
+def test_only_sampled_slot_attention_draws(which: str) -> None:
+    encoder, source = SlotEncoder(CONFIGS[which], 32, 3, 5), draws()
     before = source.generator.get_state()
     encoder(torch.randn(2, 3, 32, 32), source)
     assert torch.equal(source.generator.get_state(), before)
@@ -148,6 +153,7 @@ REFUSED = {
     "patch": (replace(VIT, patch=16), "image_size 40 is not a multiple of the patch"),
     "slot layers": (replace(CNN, slot_layers=0), "layers=0; both must be at least 1"),
     "rounds": (replace(CNN, slot_layers=0, slots_by="attention"), "iters is 0"),
+    "hidden": (replace(CNN, slots_by="dense", slot_hidden=0), "hidden=0; expected at least 1 of both"),
 }
 
 

@@ -200,6 +200,7 @@ def test_all_pixels_by_number_are_all_pixels() -> None:
         ({"penalty": "none"}, 5),
         ({"penalty": "hessian", "alpha": 0.0}, 5),
         ({"penalty": "hessian", "alpha_warmup": 10}, 0),
+        ({"penalty": "hessian", "alpha_start": 6}, 5),
     ],
     ids=str,
 )
@@ -218,6 +219,10 @@ def test_weights_grow_linearly_to_their_value_and_stay() -> None:
     assert [found["alpha"].item() for found in used] == pytest.approx([0, 0.2, 0.4, 0.6, 0.8, 0.8])
     assert [found["beta"].item() for found in used] == pytest.approx([0, 0.05, 0.1, 0.1, 0.1, 0.1])
     assert warmed(0.8, 0, 0) == 0.8
+    late = vae(alpha=0.8, alpha_start=3, alpha_warmup=2)
+    used_late = [late(x, step=step, draws=Draws.at(0, 0))["alpha"].item() for step in (0, 2, 3, 4, 5, 100)]
+    assert used_late == pytest.approx([0, 0, 0, 0.4, 0.8, 0.8])
+    assert vae(alpha=0.8, alpha_start=3)(x, step=2)["alpha"].item() == 0
     parts = used[1]
     total = parts["reconstruction"] + 0.05 * parts["kl"] + 0.2 * parts["penalty"]
     torch.testing.assert_close(parts["loss"], total)

@@ -13,7 +13,15 @@ from torch import Tensor, nn
 from compgen_fast.draws import Draws
 from compgen_fast.models import PatchDecoder, SlotVAE, SpatialBroadcastDecoder, SupervisedEncoder
 from compgen_fast.models.build import build
-from compgen_fast.models.config import DecoderConfig, EncoderConfig, LossConfig, SlotVAEConfig, SupervisedConfig
+from compgen_fast.models.config import (
+    DecoderConfig,
+    EncoderConfig,
+    LossConfig,
+    ReplayConfig,
+    SlotVAEConfig,
+    SupervisedConfig,
+)
+from compgen_fast.models.frame_decoder import FrameDecoder
 from compgen_fast.models.summary import Stage, _counted, formulas, of_config, show, summarise, training_flops
 from compgen_fast.ops import jet_cross_attention, slot_competition, slot_cross_attention
 from compgen_fast.ops.jet_linear import jet_linear
@@ -91,7 +99,7 @@ def test_torchs_attention_on_the_cpu_counts() -> None:
 def test_every_op_of_ours_is_counted_or_pointwise() -> None:
     ours = {name.split("::")[1] for name in torch._C._dispatch_get_all_op_names() if name.startswith("compgen::")}
     counted = {str(op).removeprefix("compgen.") for op in formulas()}
-    pointwise = ("norm", "gelu", "silu", "softmax")
+    pointwise = ("norm", "gelu", "silu", "softmax", "recon_error", "latent_adam")
     assert {name for name in ours - counted if not any(kind in name for kind in pointwise)} == set()
 
 
@@ -197,6 +205,37 @@ def test_a_supervised_encoder_has_no_decoder() -> None:
     # 2 scores and 1 number from slots of width DIM
     assert summary.step_flops == 2 * (ENCODER // 2) + 3 * (2 * DIM * (2 + 1))
     assert [part.name for part in summary.parts] == ["encoder", "readouts"]
+
+
+HIDDEN_WIDTH, WAVES, FEATURES, MIXER = 5, 7, 4, 6  # 7 wave vectors in a disc of radius 2, one of each pair
+IN_SLOTS = 2 * SLOTS * HIDDEN_WIDTH * (DIM + HIDDEN_WIDTH + (FEATURES + 1) * 2 * WAVES + 2)
+MOVED = 2 * SLOTS * 2 * (WAVES + PIXELS)  # places times waves, for the phases, and times pixels, for the discs
+SERIES, COLOUR = 2 * SLOTS * (FEATURES + 1) * 2 * WAVES * PIXELS, 2 * PIXELS * MIXER * (FEATURES + 3)
+
+
+@pytest.mark.parametrize(("penalty", "jets"), [("none", False), ("attention", False), ("hessian", True)])
+def test_a_decoder_in_frames_costs_what_a_count_by_hand_says(penalty: Any, jets: bool) -> None:
+    decoder = FrameDecoder(DIM, SIZE, SLOTS, hidden=HIDDEN_WIDTH, frequencies=2, features=FEATURES, mixer=MIXER)
+    config = replace(CONFIG, loss=LossConfig(penalty=penalty))
+    summary = summarise(SlotVAE(config, TinyEncoder(SIZE, SLOTS, 2 * DIM), decoder), SIZE)
+    assert summary.decoder_flops == IN_SLOTS + MOVED + SERIES + COLOUR
+    # Backward the tables of waves and pixels are given. Jets have two channels until slots meet in the masks, then 4.
+    in_slots = 3 * IN_SLOTS + 2 * (MOVED + SERIES)
+    assert summary.step_flops == 2 * ENCODER + (2 * in_slots + 4 * 3 * COLOUR if jets else in_slots + 3 * COLOUR)
+
+
+@pytest.mark.parametrize("slots_by", ["dense", "attention"])
+def test_a_model_in_replay_is_counted_before_its_bank_is_filled(slots_by: Any) -> None:
+    encoder = EncoderConfig(width=8, downsample=2, slots_by=slots_by, slot_layers=1, slot_hidden=8)
+    decoder = DecoderConfig(kind="broadcast_mlp", layers=2, query_dim=8, octaves=3)
+    vae = SlotVAEConfig(8, 3, 4, encoder=encoder, decoder=decoder, loss=LossConfig(penalty="none"))
+    summary = of_config(ReplayConfig(vae, bank=5))
+    assert summary.decoder_flops is not None
+    assert [part.name for part in summary.parts] == ["vae", "before"]
+    assert summary.trainable == summary.parts[1].parameters and summary.parts[1].trainable == 0
+    # One image in the old encoder, one in the decoder, two in the encoder that learns; its images need no gradient.
+    once, learning = summary.encoder_flops + summary.decoder_flops, summary.step_flops
+    assert 2 * 2.5 < (learning - once) / summary.encoder_flops < 2 * 3.1
 
 
 def test_the_reference_model_is_counted_without_its_memory() -> None:

@@ -39,6 +39,7 @@ class Case:
     raw: Any  # the dispatcher's op and its arguments after the tensors
     arguments: tuple[Any, ...]
     side: Tensor | None = None  # attention: k and v are (value, tangent), along u where side
+    summed: int = 0  # slots that a sum runs over, in an order that depends on the width of vectors
 
     def inputs(self, dtype: torch.dtype) -> list[Tensor]:
         return [torch.randn(shape, dtype=torch.float64).to(dtype) for shape in self.shapes]
@@ -166,6 +167,7 @@ def attention_case(
         torch.ops.compgen.jet_cross_attention,
         (side, mask, scale),
         side,
+        summed=S,
     )
 
 
@@ -227,14 +229,14 @@ def run(function: Callable[..., Tensor], inputs: Sequence[Tensor]) -> list[Tenso
 
 def assert_as_exact_as_the_reference(case: Case, inputs: Sequence[Tensor]) -> None:
     """At most twice the error that plain torch makes in this dtype, by jets and autograd, with fp32 sums where the
-    dtype is half; plus 16 roundings, for where plain torch happens to be exact.
+    dtype is half; plus 16 roundings, and one for every fourth slot, for where plain torch happens to be exact.
     """
     dtype = inputs[0].dtype
     exact = run(case.reference, [x.double() for x in inputs])
     for index, (found, peer, true) in enumerate(
         zip(run(case.call, inputs), run(case.reference, inputs), exact, strict=True)
     ):
-        bound = 2 * error(peer, true) + 16 * torch.finfo(dtype).eps
+        bound = 2 * error(peer, true) + (16 + case.summed / 4) * torch.finfo(dtype).eps
         assert found.dtype == dtype and found.shape == true.shape
         assert error(found, true) <= bound, f"{case.name}, result {index}: {error(found, true):.2e}, bound {bound:.2e}"
 

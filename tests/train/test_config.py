@@ -2,6 +2,8 @@ from dataclasses import replace
 
 import pytest
 
+from compgen_fast.models import build
+from compgen_fast.models.config import ReplayConfig, SlotVAEConfig
 from compgen_fast.recipes import RECIPES
 from compgen_fast.train.config import OptimiserConfig, TrainConfig, check, micro_batch
 from compgen_fast.train.engine import learning_rate, settings
@@ -14,7 +16,16 @@ def test_every_recipe_is_possible_and_survives_json(name: str) -> None:
     config = RECIPES[name]()
     check(config, ranks=1)
     check(config, ranks=8)
+    build.check(config.model)
     assert from_json(TrainConfig, to_json(config), "here") == config
+
+
+def test_replay_is_of_the_vae_whose_weights_it_begins_with() -> None:
+    vae, replay = RECIPES["frame_vae_cpu"](), RECIPES["replay_cpu"]()
+    assert isinstance(vae.model, SlotVAEConfig) and isinstance(replay.model, ReplayConfig)
+    assert replay.model.vae == vae.model and replay.data == vae.data
+    assert replay.start == vae.out / "weights"
+    assert replay.model.bank <= replay.data.size
 
 
 def test_deepspeed_is_told_sizes_that_multiply() -> None:

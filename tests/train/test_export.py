@@ -4,6 +4,7 @@ import json
 import os
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -14,10 +15,11 @@ from compgen_fast.models.config import (
     EncoderConfig,
     LossConfig,
     ModelConfig,
+    ReplayConfig,
     SlotVAEConfig,
     SupervisedConfig,
 )
-from compgen_fast.train.export import CONFIG, WEIGHTS, export, load_model
+from compgen_fast.train.export import CONFIG, WEIGHTS, begin_with, export, load_model
 from compgen_fast.worlds.source import Factor
 
 ENCODER = EncoderConfig(width=8, slot_layers=1, slot_heads=2)
@@ -29,6 +31,7 @@ VAE = SlotVAEConfig(
     decoder=DecoderConfig(layers=1, heads=2, head_dim=4, query_dim=8, slot_hidden=8, octaves=2),
     loss=LossConfig(penalty="none"),
 )
+REPLAY = ReplayConfig(VAE, bank=5)
 SUPERVISED = SupervisedConfig(image_size=8, slots=2, slot_dim=4, encoder=ENCODER)
 FACTORS = (Factor("shape", ("disc", "square")), Factor("x", None, -1.0, 1.0))
 
@@ -40,7 +43,7 @@ def exported(config: ModelConfig, folder: Path, seed: int = 0) -> dict[str, torc
     return state
 
 
-@pytest.mark.parametrize("config", [VAE, SUPERVISED], ids=["vae", "supervised"])
+@pytest.mark.parametrize("config", [VAE, SUPERVISED, REPLAY], ids=["vae", "supervised", "replay"])
 def test_an_exported_model_comes_back_from_its_folder_alone(tmp_path: Path, config: ModelConfig) -> None:
     state = exported(config, tmp_path / "weights")
     model = load_model(tmp_path / "weights")
@@ -116,3 +119,62 @@ def test_another_version_and_another_folder_are_refused(tmp_path: Path) -> None:
 def test_settings_that_differ_only_in_the_loss_still_load(tmp_path: Path) -> None:
     exported(replace(VAE, loss=LossConfig(penalty="hessian")), tmp_path / "weights")
     load_model(tmp_path / "weights")
+
+
+def images(count: int = 5) -> torch.Tensor:
+    return torch.randint(0, 256, (count, 8, 8, 3), dtype=torch.uint8)
+
+
+def test_a_replay_comes_back_with_its_bank_and_decodes(tmp_path: Path) -> None:
+    replay: Any = build(REPLAY)
+    replay.fill([images()])
+    export(replay.state_dict(), REPLAY, tmp_path / "weights")
+    found: Any = load_model(tmp_path / "weights")
+    assert torch.equal(found.bank, replay.bank)
+    assert found.reconstruct(images()).shape == (5, 8, 8, 3)
+
+
+@pytest.mark.parametrize("config", [VAE, SUPERVISED, REPLAY], ids=["vae", "supervised", "replay"])
+def test_a_model_begins_with_the_weights_of_one_like_it(tmp_path: Path, config: ModelConfig) -> None:
+    state = exported(config, tmp_path / "weights", seed=1)
+    model = build(config, FACTORS)
+    begin_with(model, tmp_path / "weights")
+    assert all(torch.equal(value, state[name]) for name, value in model.state_dict().items())
+    assert model.training
+
+
+def test_replay_begins_with_a_slot_vae(tmp_path: Path) -> None:
+    state = exported(VAE, tmp_path / "weights", seed=1)
+    model: Any = build(REPLAY)
+    bank = model.bank.clone()
+    begin_with(model, tmp_path / "weights")
+    assert all(torch.equal(value, state[name]) for name, value in model.vae.state_dict().items())
+    assert all(torch.equal(value, state[f"encoder.{name}"]) for name, value in model.before.state_dict().items())
+    assert torch.equal(model.bank, bank)  # which images fill it is the run's choice
+
+
+@pytest.mark.parametrize(
+    ("given", "taking"),
+    [
+        (SUPERVISED, REPLAY),
+        (REPLAY, VAE),
+        (SUPERVISED, VAE),
+        (replace(VAE, slot_dim=5), VAE),
+        (replace(VAE, slot_dim=5), REPLAY),
+        (REPLAY, replace(REPLAY, bank=6)),
+    ],
+)
+def test_other_weights_are_no_beginning(tmp_path: Path, given: ModelConfig, taking: ModelConfig) -> None:
+    exported(given, tmp_path / "weights")
+    model = build(taking, FACTORS)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    sentence = r"in the model that is to begin with it; expected weights of a model with the same parts and sizes"
+    with pytest.raises(ValueError, match=sentence):
+        begin_with(model, tmp_path / "weights")
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+@pytest.mark.parametrize("config", [VAE, REPLAY])
+def test_a_folder_without_weights_is_no_beginning(tmp_path: Path, config: ModelConfig) -> None:
+    with pytest.raises(ValueError, match="expected a folder of exported weights"):
+        begin_with(build(config), tmp_path)

@@ -1,5 +1,6 @@
 """Scenes: objects, textures and backgrounds can be told apart, and masks say what was drawn."""
 
+import hashlib
 from itertools import combinations
 from typing import Any
 
@@ -151,3 +152,109 @@ def test_the_first_object_is_left_of_or_above_the_second() -> None:
     for occlusion in (False, True):
         values = Scenes(16, objects=2, occlusion=occlusion).split("object").values(np.arange(2_000))
         assert ((values["x_1"] < values["x_2"]) | (values["y_1"] < values["y_2"])).all()
+
+
+FREE = ("object", "background", "x", "y", "front")  # what variation leaves alone
+
+
+def calm(variation: float, **options: Any) -> tuple[Scenes, dict[str, NDArray[Any]]]:
+    world = Scenes(16, seed=5, variation=variation, **options)
+    return world, dict(world.split("background").values(np.arange(2_000)))
+
+
+def test_all_variation_is_the_world_as_it_always_was() -> None:
+    images = Scenes(16, variation=1).split("background").samples(np.arange(32)).images
+    assert hashlib.sha256(images.tobytes()).hexdigest().startswith("ed0c7a9e5fa73098")
+
+
+@pytest.mark.parametrize("options", [{}, {"objects": 2}, {"objects": 2, "occlusion": True}])
+@pytest.mark.parametrize("variation", [0.0, 0.1, 0.35])
+def test_numbers_use_the_middle_of_their_range(variation: float, options: dict[str, Any]) -> None:
+    world, values = calm(variation, **options)
+    for factor in world.factors:
+        if factor.values is None and factor.name.rstrip("_12") not in FREE:
+            low, high = values[factor.name].min(), values[factor.name].max()
+            assert high - low <= variation * (factor.high - factor.low) + 1e-6
+            assert high - low >= 0.95 * variation * (factor.high - factor.low)
+            assert low + high == pytest.approx(factor.low + factor.high, abs=0.05 * (factor.high - factor.low))
+    world.render({name: value[:3] for name, value in values.items()})  # all in range, or it is refused
+
+
+def test_variation_leaves_objects_backgrounds_and_places_alone() -> None:
+    (_, few), (_, all_of_them) = calm(0.1), calm(1)
+    for name in ("object_1", "background"):
+        assert np.array_equal(few[name], all_of_them[name])
+    reach = 1 - MARGIN * few["scale_1"]
+    assert all((np.abs(few[name]) <= reach).all() and np.abs(few[name] / reach).max() > 0.99 for name in ("x_1", "y_1"))
+
+
+@pytest.mark.parametrize(("variation", "count"), [(0.0, 1), (0.1, 1), (0.25, 3), (0.3, 3), (1.0, 10)])
+def test_the_first_textures_are_used_equally_often(variation: float, count: int) -> None:
+    _, values = calm(variation)
+    shares = np.bincount(values["texture_1"], minlength=len(TEXTURES)) / 2_000
+    np.testing.assert_allclose(shares[:count], 1 / count, atol=0.04)
+    assert (shares[count:] == 0).all()
+
+
+@pytest.mark.parametrize("part", ["train", "ood"])
+@pytest.mark.parametrize("split", ["background", "texture", "object"])
+def test_splits_hold_out_the_same_pairs_at_any_variation(split: str, part: str) -> None:
+    names = {"background": ("object_1", "background"), "texture": ("object_1", "texture_1")}
+    pairs = []
+    for variation in (0.0, 1.0):
+        values = Scenes(16, objects=2, variation=variation).split(split, part).values(np.arange(400))
+        pairs.append([values[name] for name in names.get(split, ("object_1", "object_2"))])
+    np.testing.assert_array_equal(*pairs)
+
+
+@pytest.mark.parametrize("name", ["variation", "haze"])
+@pytest.mark.parametrize("value", [-0.1, 1.1, float("nan"), "much"])
+def test_variation_and_haze_are_parts_of_the_whole(name: str, value: Any) -> None:
+    with pytest.raises(ValueError, match=rf"{name} is {value}; expected 0 \(none\) to 1"):
+        Scenes(**{name: value})
+
+
+def looks(seed: int = 5, split: str = "background", **options: Any) -> dict[str, NDArray[Any]]:
+    world = Scenes(16, seed=seed, objects=2, own_looks=True, **options)
+    return dict(world.split(split).values(np.arange(4_000)))
+
+
+def test_each_kind_has_hues_and_a_texture_of_its_own() -> None:
+    values = looks(variation=0.1)
+    kinds, hues, textures = (
+        np.concatenate([values[f"{name}_{i}"] for i in (1, 2)]) for name in ("object", "hue", "texture")
+    )
+    middles = []
+    for kind in range(len(CATEGORIES)):
+        own = hues[kinds == kind]
+        assert len(np.unique(textures[kinds == kind])) == 1 and np.ptp(own) < 0.041
+        middles.append(own.mean())
+    np.testing.assert_allclose(np.sort(middles), (np.arange(20) + 0.5) / 20, atol=0.002)
+    assert (np.bincount(textures[np.unique(kinds, return_index=True)[1]]) == 2).all()  # 20 kinds share out 10 textures
+
+
+def test_seeds_give_kinds_other_looks_and_all_are_in_range() -> None:
+    one, other = (looks(seed) for seed in (5, 6))
+    texture_of = [
+        {kind: values["texture_1"][values["object_1"] == kind][0] for kind in range(20)} for values in (one, other)
+    ]
+    assert texture_of[0] != texture_of[1]
+    assert all(one[f"hue_{i}"].min() >= 0 and one[f"hue_{i}"].max() < 1 for i in (1, 2))
+    Scenes(16, objects=2, own_looks=True).render({name: value[:20] for name, value in one.items()})
+
+
+def test_the_split_by_texture_keeps_its_textures() -> None:
+    plain = Scenes(16, seed=5, objects=2).split("texture").values(np.arange(400))
+    assert np.array_equal(looks(split="texture")["texture_1"][:400], plain["texture_1"])
+
+
+def test_haze_fades_backgrounds_and_leaves_objects() -> None:
+    values = posed(10, background=np.arange(10), light=0.75)  # so dim that nothing is clipped
+    clear, hazy, grey = (Scenes(64, haze=haze).render(values) for haze in (0.0, 0.6, 1.0))
+    assert clear.masks is not None
+    far = np.hypot(axis(64), axis(64)[:, None]) > WINDOW * 0.6 + 0.05  # beyond the object and its shadow
+    spread = [found.images[:, far].astype(float).std((1, 2)) for found in (clear, hazy, grey)]
+    np.testing.assert_allclose(spread[1], 0.4 * spread[0], rtol=0.05)
+    assert (np.abs(grey.images[:, far].astype(int) - 128) <= 1).all()
+    inside = ~grown(clear.masks == 0)
+    assert (clear.images[inside] == grey.images[inside]).all()

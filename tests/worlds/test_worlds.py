@@ -19,6 +19,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "scenes": ("scenes", {}),
     "two scenes": ("scenes", {"objects": 2}),
     "occluded scenes": ("scenes", {"objects": 2, "occlusion": True}),
+    "two calm scenes": ("scenes", {"objects": 2, "variation": 0.1, "own_looks": True, "haze": 0.6}),
     "shapes2d": ("shapes2d", {}),
     "continuous shapes2d": ("shapes2d", {"continuous": True}),
     "bumps": ("bumps", {}),

@@ -1,0 +1,42 @@
+"""What a study of perception measures: readouts, matched slots, masks, interaction. Start with docs/measures.md.
+
+Nothing here trains a network.
+"""
+
+from compgen_fast.measure.interaction import BlockHessian, block_hessian, jis
+from compgen_fast.measure.matching import match_by_masks
+from compgen_fast.measure.probes import (
+    PERIODS,
+    Readout,
+    Regression,
+    choose_slot,
+    fit_factors,
+    fit_readout,
+    fit_regression,
+    per_factor,
+)
+from compgen_fast.measure.segmentation import ari, jacobian_norms, masks_by_attention, masks_by_jacobian, mbo
+from compgen_fast.models.matching import match_latents, match_slots, take_slots
+
+__all__ = [
+    "PERIODS",
+    "BlockHessian",
+    "Readout",
+    "Regression",
+    "ari",
+    "block_hessian",
+    "choose_slot",
+    "fit_factors",
+    "fit_readout",
+    "fit_regression",
+    "jacobian_norms",
+    "jis",
+    "masks_by_attention",
+    "masks_by_jacobian",
+    "match_by_masks",
+    "match_latents",
+    "match_slots",
+    "mbo",
+    "per_factor",
+    "take_slots",
+]

@@ -1,0 +1,144 @@
+"""Runs the jobs of a study, as many at once as there are cores or GPUs to share, each in processes of its own.
+
+A job's folder holds job.json, its runs, log.txt and at the end result.json. A job that has its result is not run again,
+so a study that was cut off goes on when its command is repeated; one whose job.json would be another is refused.
+"""
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from pathlib import Path
+from queue import SimpleQueue
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+from compgen_fast.studies.perception.measuring import RESULT
+from compgen_fast.studies.perception.plan import Job
+from compgen_fast.studies.perception.work import JOB, read_job
+from compgen_fast.train import data
+from compgen_fast.train.config import DataConfig
+from compgen_fast.train.ranks import Ranks
+from compgen_fast.train.settings import to_json
+
+MODULES = {"work": "training", "measuring": "measuring"}
+TAIL = 5  # lines of a log in an error
+
+
+class JobFailed(ValueError):
+    """A job ended with an error; its message names the log."""
+
+
+def folder_of(job: Job, out: Path) -> Path:
+    return out / "jobs" / job.name
+
+
+def run(jobs: Sequence[Job], out: Path, workers: int, console: Console) -> None:
+    """Runs all that have no result yet. The first failure ends the others, and what they have done stays.
+
+    With jobs for CUDA, each worker has a GPU to itself.
+    """
+    waiting = [job for job in jobs if not (_claimed(job, out) / RESULT).is_file()]
+    for config in dict.fromkeys((job.train.data, job.train.model.image_size) for job in waiting):
+        _pack(*config)
+    running: set[subprocess.Popen[str]] = set()
+    gpus: SimpleQueue[int] = SimpleQueue()
+    for number in range(workers):
+        gpus.put(number)
+    with _progress(console) as progress, ThreadPoolExecutor(workers) as pool:
+        total = progress.add_task("study", total=len(jobs), completed=len(jobs) - len(waiting), told="")
+        done = [pool.submit(_run, job, folder_of(job, out), progress, running, gpus) for job in waiting]
+        for future in done:
+            future.add_done_callback(lambda _: progress.advance(total))
+        try:
+            wait(done, return_when=FIRST_EXCEPTION)
+            for future in done:
+                if future.done() and not future.cancelled():
+                    future.result()
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
+            for process in list(running):
+                process.terminate()
+
+
+def _claimed(job: Job, out: Path) -> Path:
+    """The job's folder with its job.json."""
+    folder = folder_of(job, out)
+    if (folder / JOB).is_file():
+        if read_job(folder) != job:
+            raise ValueError(
+                f"{folder} holds a job with other settings; finish that study with its own command, or choose another "
+                "folder with --out"
+            )
+        return folder
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / f".{JOB}").write_text(to_json(job))
+    (folder / f".{JOB}").replace(folder / JOB)
+    return folder
+
+
+def _pack(config: DataConfig, image_size: int) -> None:
+    """Packs the shards that jobs share, before several of them would at once."""
+    data.shards(config, image_size, Ranks.alone())
+
+
+def _progress(console: Console) -> Progress:
+    return Progress(
+        TextColumn("{task.description:22}"),
+        BarColumn(bar_width=24),
+        TextColumn("{task.fields[told]:>16}", markup=False),
+        TimeElapsedColumn(),
+        console=console,
+    )
+
+
+def _run(
+    job: Job, folder: Path, progress: Progress, running: set[subprocess.Popen[str]], gpus: "SimpleQueue[int]"
+) -> None:
+    task, gpu = progress.add_task(job.name, total=None, told="starting"), gpus.get()
+    try:
+        for module in MODULES:
+            _process(module, job, folder, gpu, lambda *line: _shown(progress, task, *line), running)
+    finally:
+        gpus.put(gpu)
+        progress.remove_task(task)
+
+
+def _shown(progress: Progress, task: object, phase: str, done: str, total: str) -> None:
+    progress.update(task, completed=int(done), total=int(total), told=phase)  # type: ignore[arg-type]
+
+
+def _process(
+    module: str, job: Job, folder: Path, gpu: int, tell: Callable[..., None], running: set[subprocess.Popen[str]]
+) -> None:
+    """One half of a job. What it says on stdout is progress, all else goes to its log."""
+    command = [sys.executable, "-m", f"compgen_fast.studies.perception.{module}", str(folder)]
+    environment = {"OMP_NUM_THREADS": "1"} | os.environ | {"TORCH_CPP_LOG_LEVEL": "ERROR"}
+    if job.train.device == "cuda":
+        environment["CUDA_VISIBLE_DEVICES"] = str(gpu)
+    with (folder / "log.txt").open("a") as log:
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True, env=environment)
+        running.add(process)
+        try:
+            for line in _lines(process):
+                if len(words := line.split()) == 3:
+                    tell(*words)
+                else:
+                    log.write(line)
+            code = process.wait()
+        finally:
+            running.discard(process)
+    if code:
+        raise JobFailed(f"the job {job.name} failed while {MODULES[module]}:\n{_tail(folder / 'log.txt')}")
+
+
+def _lines(process: subprocess.Popen[str]) -> Iterable[str]:
+    assert process.stdout is not None
+    return process.stdout
+
+
+def _tail(path: Path) -> str:
+    last = path.read_text(errors="replace").splitlines()[-TAIL:]
+    return "\n".join([*(f"  {line}" for line in last), f"(all of it in {path})"])
