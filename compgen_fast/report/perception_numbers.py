@@ -15,7 +15,7 @@ from compgen_fast.report.page import NO, NOTHING, YES, Grid
 Results: TypeAlias = Mapping[str, Any]
 
 METHODS = ("supervised", "supervised_longer", "vae")
-DECODERS = ("unconstrained", "attention", "hessian", "additive")
+DECODERS = ("unconstrained", "unconstrained+hessian", "apart", "attention", "hessian", "additive")
 INFERENCES = ("encoder", "search", "newton", "replay", "replay+search")
 SLOT_ENCODERS = {
     "dense": "Dense layers",
@@ -47,7 +47,9 @@ class Row:
     @property
     def name(self) -> str:
         prefix = "" if self.encoder is None else f"{SLOT_ENCODERS.get(self.encoder, self.encoder)}: "
-        return prefix + (spoken(self.method) if self.decoder is None else f"{self.decoder}, {spoken(self.inference)}")
+        return prefix + (
+            spoken(self.method) if self.decoder is None else f"{spoken(self.decoder)}, {spoken(self.inference)}"
+        )
 
     @property
     def seen(self) -> tuple[float, ...]:

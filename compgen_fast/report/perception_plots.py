@@ -32,7 +32,8 @@ COLOURS = {
     "newton": "#f3bd8b", "replay": colour(2), "replay+search": colour(4),
 }  # fmt: skip
 DECODER_COLOURS = {
-    "unconstrained": "#8c8c8c", "attention": colour(0), "hessian": colour(2), "additive": colour(1),
+    "unconstrained": "#8c8c8c", "unconstrained+hessian": colour(5), "apart": colour(3), "attention": colour(0),
+    "hessian": colour(2), "additive": colour(1),
 }  # fmt: skip
 _OTHER = colour(6)
 _CHANCE = "#d0453a"

@@ -4,12 +4,16 @@ asked of it, and knows nothing of the others.
 The question: twenty objects are each seen with few of their partners (backgrounds, textures, or other objects). Are
 they recognised with the others? The decoders differ in what keeps slots from interacting:
 
-    unconstrained   nothing: what is painted for a slot may depend on all of them
-    attention       slots are painted apart, and the attention penalty keeps pixels from looking at two of them
-    hessian         slots are painted apart, and the exact penalty keeps the Hessian's blocks across slots small
-    additive        slots are painted apart and summed: they cannot interact
+    unconstrained           nothing: what is painted for a slot may depend on all of them
+    unconstrained+hessian   the exact penalty alone: that the Hessian's blocks across slots are small
+    apart                   slots are painted apart, and nothing is penalised
+    attention               slots are painted apart, and the attention penalty keeps pixels from looking at two of them
+    hessian                 slots are painted apart, with the exact penalty
+    additive                slots are painted apart and summed: they cannot interact
 
 Slots that are painted apart still interact where they meet, in the pixels' masks and in the network that mixes them.
+So `unconstrained` against `apart` tells what the architecture does, and `apart` against the penalised ones what the
+penalty adds to it.
 """
 
 from collections.abc import Iterator
@@ -25,7 +29,7 @@ Split = Literal["background", "texture", "object"]
 ScaleName = Literal["quick", "cpu", "gpu"]
 BANK = 4096  # training images whose slots replay recombines
 HESSIAN = 100.0  # alpha of the Hessian's penalty, at which it adds a few per cent to the loss
-DECODERS = ("unconstrained", "attention", "hessian", "additive")
+DECODERS = ("unconstrained", "unconstrained+hessian", "apart", "attention", "hessian", "additive")
 
 
 @dataclass(frozen=True)
@@ -83,6 +87,8 @@ class Scale:
     tested: int
     images: int = 20_000
     """Training images."""
+    once: tuple[str, ...] = ()
+    """Decoders of the first seed only."""
     strengths: tuple[float, ...] = ()
     sizes: tuple[int, ...] = ()
     encoders: tuple[str, ...] = ()
@@ -93,8 +99,8 @@ class Scale:
 SCALES: dict[ScaleName, Scale] = {
     "quick": Scale(1, ("unconstrained", "attention"), 3_000, 800, 1_000, 4, 1_500, 500),
     "cpu": Scale(
-        3, DECODERS, 5_000, 1_500, 1_500, 8, 3_000, 500,
-        strengths=(0.0, 240.0), sizes=(4_000,), encoders=("queries", "learned_attention"), newton=True,
+        3, ("unconstrained", "apart", "attention", "hessian", "additive"), 5_000, 1_500, 1_500, 8, 3_000, 500, once=("unconstrained+hessian",),
+        strengths=(240.0,), sizes=(4_000,), encoders=("queries", "learned_attention"), newton=True,
     ),
     "gpu": Scale(5, DECODERS, 500_000, 100_000, 100_000, 5, 20_000, 5_000),
 }  # fmt: skip
@@ -120,7 +126,7 @@ class _Planner:
     vit: Path | None
 
     def methods(self, seed: int) -> Iterator[Job]:
-        for name in self.size.decoders:
+        for name in (*self.size.decoders, *(self.size.once if seed == 0 else ())):
             job = self.inverted(f"{name}-{seed}", name, _decoded(self.vae(seed), name))
             yield replace(job, newton=self.size.newton and (name, seed) == ("attention", 0))
         yield self.alone(f"supervised-{seed}", "supervised", self.supervised(seed))
@@ -188,6 +194,10 @@ def _decoded(config: TrainConfig, decoder: str) -> TrainConfig:
         case "unconstrained":
             mixed = replace(config, model=replace(model, decoder=replace(model.decoder, reads="all")))
             return _with_loss(mixed, penalty="none", alpha=0.0)
+        case "unconstrained+hessian":
+            return _decoded(_decoded(config, "unconstrained"), "hessian")
+        case "apart":
+            return _with_loss(config, penalty="none", alpha=0.0)
         case "attention":
             return config
         case "hessian":

@@ -139,11 +139,11 @@ def _chance(job: Job, split: Split) -> dict[str, float]:
 
 
 def _strengths(jobs: Sequence[Job], done: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Of the attention penalty: the sweep's points, and the study's own."""
+    """Of the attention penalty: the sweep's points, and the study's own, without it and with it."""
     points = [job for job in jobs if job.sweep == "strength"]
     if not points:
         return []
-    own = [job for job in jobs if job.sweep is None and job.encoder is None and job.decoder == "attention"]
+    own = [job for job in jobs if job.sweep is None and job.encoder is None and job.decoder in ("apart", "attention")]
     return sorted(
         (
             {
