@@ -338,8 +338,17 @@ class _Board(_Teller):
         sys.modules.setdefault("tensorboard.compat.notf", ModuleType("tensorboard.compat.notf"))
         from torch.utils.tensorboard import SummaryWriter
 
+        self._leave_the_last_second()
         self._writer = SummaryWriter(str(self._folder), purge_step=self._first_step, flush_secs=10)
         return self
+
+    def _leave_the_last_second(self) -> None:
+        """TensorBoard reads files in the order of their names, which begin with the second they were opened in and then
+        say nothing of time: two of one second may be read the wrong way round, and the older one wins.
+        """
+        opened = [int(path.name.split(".")[3]) for path in self._folder.glob("events.out.tfevents.*")]
+        while opened and int(time.time()) == max(opened):
+            time.sleep(0.05)
 
     def __exit__(self, *_: object) -> None:
         self._writer.close()

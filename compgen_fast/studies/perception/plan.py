@@ -99,8 +99,9 @@ class Scale:
 SCALES: dict[ScaleName, Scale] = {
     "quick": Scale(1, ("unconstrained", "attention"), 3_000, 800, 1_000, 4, 1_500, 500),
     "cpu": Scale(
-        3, ("unconstrained", "apart", "attention", "hessian", "additive"), 5_000, 1_500, 1_500, 8, 3_000, 500, once=("unconstrained+hessian",),
-        strengths=(240.0,), sizes=(4_000,), encoders=("queries", "learned_attention"), newton=True,
+        3, ("unconstrained", "apart", "attention", "hessian", "additive"), 5_000, 1_500, 1_500, 8, 3_000, 500,
+        once=("unconstrained+hessian",), strengths=(240.0,), sizes=(4_000,), encoders=("queries", "learned_attention"),
+        newton=True,
     ),
     "gpu": Scale(5, DECODERS, 500_000, 100_000, 100_000, 5, 20_000, 5_000),
 }  # fmt: skip
