@@ -34,7 +34,7 @@ from compgen_fast.train.data import part
 
 Kind = Literal["trained", "reference"]
 HELD_OUT = 8  # one pixel in so many is shown to nobody
-TRAINING, TRAINED_ON = 1_200, 8_000  # steps and images: enough for objects to move, in less than a minute
+TRAINING, TRAINED_ON = 3_000, 20_000  # steps and images, as the recipe says: two minutes
 SLOT_DIM = 64  # of the reference decoder
 SHARPER, GAIN = 10.0, 2.5  # attention and colours than at first, where all slots look alike and all pixels grey
 WAY_OFF = 0.5  # deviation of the reference's starts from the latents that drew the images, which have 1

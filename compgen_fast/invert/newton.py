@@ -105,7 +105,9 @@ def newton(
     inits = check_problem("newton", decoder, images, init, marginals)
     check_settings("newton", len(images), steps, chunk, pull, held_out)
     total, starts = images.shape[1:3].numel(), inits.shape[1]
-    stages = plan(total, steps, first_pixels("newton", total, pixels), held_out, seed, images.device, starts)
+    first = first_pixels("newton", total, pixels)
+    # A step ends where its own pixels say, and none are averaged: the last ones should see all of them.
+    stages = plan(total, steps, first, held_out, seed, images.device, starts, polish=1.0)
     marginals = None if marginals is None else marginals.to(inits)
     parts = []
     with frozen(decoder), torch.no_grad():

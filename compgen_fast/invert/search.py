@@ -2,13 +2,15 @@
 
     z* = argmin_z ‖x − f(z)‖² + pull · ½ Mahalanobis²(z)        from z⁰ = the encoder's latents, or from several starts
 
-Many images are searched at once. What makes it cheap: most steps look at some of the pixels only, others at every step,
-so that their gradients average to that of the image; the last steps look at all of them. Of several starts the better
-half is kept, again and again. And candidates that no longer improve are dropped from the batch.
+Many images are searched at once. What makes it cheap: steps look at some of the pixels only, others at every step, and
+get smaller, so that their gradients average to that of the image; a long search ends with more pixels, up to all of
+them. Of several starts the better half is kept, again and again. And candidates that no longer improve are dropped from
+the batch.
 
-Some pixels are held out: no gradient ever comes from them. They judge which starts to keep, and when a candidate has
-gone astray or is done: it goes back to where they saw the least error, slows down, and at last gives up. All candidates
-look at the same pixels, which the seed alone tells, so an image's result does not depend on the images beside it.
+Some pixels are held out: no gradient ever comes from them. Every few steps they judge which starts to keep, and when a
+candidate has gone astray or is done: it goes back to where they saw the least error, slows down, and at last gives up.
+All candidates look at the same pixels, which the seed alone tells, so an image's result does not depend on the images
+beside it.
 
 What it is not for: decoders whose pixels depend on each other are searched rightly, but gain nothing from subsets. And
 error is all it knows: whether the latents found mean the right thing is the study's question.
@@ -29,12 +31,15 @@ from compgen_fast.ops import Latents, latent_adam, recon_error
 
 FEWEST = 256  # pixels of the first steps: things are small, and a few dozen pixels would miss them
 GROWTH = 4  # pixels of a stage over those of the one before
+POLISH = 0.25  # work of a stage over that of the one before: smaller steps tell as much as more pixels, for less
+JUDGES = 256  # held-out pixels at most: more would not judge better
 BETAS, EPS = (0.8, 0.95), 1e-8  # of Adam; a short memory, since a search has tens of steps
-FLAT = 0.75  # the part of the steps after which the step size falls
+FLAT = 0.5  # the part of the steps after which the step size falls
 LAST_RATE = 0.1  # step size at the end over that at the start; below it a candidate gives up
 SHRINK, TOLERANCE = 0.3, 1e-4  # of latent_adam: what going back does to the rate, and what counts as progress
 RETIRED = 0.25  # the part of a batch that has given up when it is worth copying the others together
-LOOK = 4  # steps between two looks at who gave up, since looking waits for the device
+LOOK = 8  # steps between two judgements, and between two looks at who gave up, which wait for the device
+ASTRAY = 1.5  # how much worse than at its best the judges must find the last place for the search to go back there
 Progress = Callable[[int, int], None]
 
 
@@ -47,8 +52,8 @@ class Found:
     start_error: that of the first start [I].
     steps: int64 [I], steps that led to z; 0 where nothing was better than the first start.
     restart: int64 [I], which start won.
-    trace: [I, steps], mean squared error on the held-out pixels of the image's best candidate before each step, NaN
-        while all have given up, which a stage with more pixels may end. None unless asked for.
+    trace: [I, steps], mean squared error on the held-out pixels of the image's best candidate before each step, as it
+        was judged last, and NaN while all have given up, which a stage with more pixels may end. None unless asked for.
     paths: [chosen, steps, K, D], where the first start of each image chosen was before each step, NaN while it has
         given up and once it was dropped. None unless asked for.
     """
@@ -106,13 +111,13 @@ def search(
         init: starts [I, K, D], or several for each image [I, R, K, D], as `starts` makes them. Half precision is read
             as fp32; fp64 stays fp64, for a decoder in fp64.
         steps: gradient steps of all stages together.
-        rate: step size of Adam, in the units of the latents; in the last quarter of the steps it falls to a tenth.
-        pixels: of the first stage, beside those held out; 256 or a sixteenth of the image, whichever is more, if None.
-            Later stages have four times as many each.
+        rate: step size of Adam, in the units of the latents; in the second half of the steps it falls to a tenth.
+        pixels: of the first stage, beside those held out; 256 if None. Later stages have four times as many
+            each, and a quarter of the work, which a short search leaves out.
         marginals: of training latents. If given, slots are pulled towards them and kept within what was seen.
         pull: weight of that pull beside the squared error summed over an image, as beta over sigma in a VAE's loss.
-        held_out: the part of the pixels that judge only; with 0, a stage's steps all look at the same pixels, which
-            judge too.
+        held_out: the part of the pixels that judge only, 256 at most; with 0, a stage's steps all look at the same
+            pixels, which judge too.
         chunk: candidates decoded at a time.
         patience: steps without progress on the held-out pixels after which a candidate goes back to its best place and
             slows down; the second or third time it gives up. They are few, so their word in a few steps means little.
@@ -179,33 +184,41 @@ def first_pixels(where: str, total: int, pixels: int | None) -> int:
     """How many pixels the first stage looks at."""
     if pixels is not None and not 1 <= pixels <= total:
         raise ValueError(f"{where}: pixels is {pixels}; expected 1 to {total}, the pixels of an image")
-    return pixels or min(total, max(FEWEST, total // 16))
+    return pixels or min(total, FEWEST)
 
 
 def plan(
-    total: int, steps: int, first: int, held_out: float, seed: int, device: torch.device, starts: int = 1
+    total: int,
+    steps: int,
+    first: int,
+    held_out: float,
+    seed: int,
+    device: torch.device,
+    starts: int = 1,
+    polish: float = POLISH,
 ) -> list[Stage]:
-    """Stages of ``first`` pixels, then of GROWTH times as many each, up to all that are not held out; as many stages as
-    it takes to halve the starts to one.
+    """Stages of ``first`` pixels, until the starts are halved to one; then of GROWTH times as many each, up to all that
+    are not held out, each with ``polish`` times the work of the one before. Those that get no step are left out.
     """
-    held = min(round(held_out * total), total - 1)
+    held = min(round(held_out * total), total - 1, JUDGES)
     order = Draws.at(seed, 0).permutation(total, torch.device("cpu"))
-    sizes = [first]
+    halvings = (starts - 1).bit_length()
+    sizes, work = [first] * (halvings + 1), [1.0] * (halvings + 1)
     while sizes[-1] < total:
         sizes.append(min(GROWTH * sizes[-1], total))
-    halvings = (starts - 1).bit_length()
-    sizes = [first] * (halvings + 1 - len(sizes)) + sizes
+        work.append(polish * work[-1])
     stages, done = [], 0
-    for place, (size, count) in enumerate(zip(sizes, _shares(steps, sizes, starts), strict=True)):
+    for place, (size, count) in enumerate(zip(sizes, _shares(steps, sizes, work, starts), strict=True)):
         rows = _rows(order[held:], min(size, total - held), count, held == 0, Draws.at(seed, 1 + place))
         stages.append(Stage(rows.to(device), order[:held].to(device), done))
         done += count
     return [stage for stage in stages if len(stage.shown)]
 
 
-def _shares(steps: int, sizes: Sequence[int], starts: int) -> list[int]:
-    """Steps of each stage: as many as cost the same."""
-    weights = [1 / (size * math.ceil(starts / 2**place)) for place, size in enumerate(sizes)]
+def _shares(steps: int, sizes: Sequence[int], work: Sequence[float], starts: int) -> list[int]:
+    """Steps of each stage: as many as take its share of the work, of pixels times candidates."""
+    candidates = [math.ceil(starts / 2**place) for place in range(len(sizes))]
+    weights = [share / (size * count) for share, size, count in zip(work, sizes, candidates, strict=True)]
     ends = [round(steps * sum(weights[: place + 1]) / sum(weights)) for place in range(len(sizes))]
     return [end - begin for begin, end in zip([0, *ends], ends, strict=False)]
 
@@ -250,12 +263,24 @@ class _Run:
                 self._keep_better_half()
                 self._wake(stage)
             self._descend(stage)
-        # The judges are few, and may like an early place by chance: the last one competes, and all pixels decide.
-        z = torch.stack([self.latents.best_z, self.latents.z], 1).view(-1, *self.inits.shape[2:])
-        candidates = Candidates(z, *(each.repeat_interleave(2) for each in (self.image, self.start, self.spent)))
-        settings = self.settings
+            last = self._judge_all(stage)
+        astray = last > ASTRAY * self.latents.best_loss
+        z = torch.where(astray[:, None], self.latents.best_z, self.latents.z).view(-1, *self.inits.shape[2:])
+        settings, candidates = self.settings, Candidates(z, self.image, self.start, self.spent)
         chosen = best(self.decoder, self.x, self.inits[:, 0], candidates, settings.marginals, settings.pull)
         return replace(chosen, trace=self.trace, paths=self.paths)
+
+    def _judge_all(self, stage: Stage) -> Tensor:
+        """The losses [C] where candidates are now, which are remembered where they are the best."""
+        old, step = self.latents, Step(self, stage, torch.arange(len(self.image), device=self.x.device))
+        loss = step.judge().nan_to_num(torch.inf)
+        lower = loss < old.best_loss
+        self.latents = replace(
+            old,
+            best_z=torch.where(lower[:, None], old.z, old.best_z),
+            best_loss=torch.where(lower, loss, old.best_loss),
+        )
+        return loss
 
     def _keep_better_half(self) -> None:
         rows = better_half(self.latents.best_loss, len(self.x))
@@ -277,13 +302,15 @@ class _Run:
         """The steps of one stage on those who have not given up; who has is left out when they are many."""
         rows = self.latents.active.nonzero().flatten()
         step = Step(self, stage, rows)
+        between = min(LOOK, self.settings.patience)
         for number, pixels in enumerate(stage.shown, stage.first):
             if not len(rows):
                 return
             self._record_place(number, rows, step)
-            step(pixels, self.settings.rate_at(number + 1) / self.settings.rate_at(number))
+            judged = (number - stage.first) % between == 0
+            step(pixels, judged, self.settings.rate_at(number + 1) / self.settings.rate_at(number))
             self._record_error(number, rows, step)
-            if (number + 1) % LOOK == 0 and step.latents.active.sum() <= (1 - RETIRED) * len(rows):
+            if judged and step.latents.active.sum() <= (1 - RETIRED) * len(rows):
                 self._write_back(rows, step)
                 rows = rows[step.latents.active]
                 step = Step(self, stage, rows)
@@ -321,17 +348,19 @@ class Step:
         self.decoder, self.x, self.settings = run.decoder, run.x, run.settings
         self.shape, self.images = run.inits.shape[2:], run.image[rows]
         self.latents, self.spent = run.latents.keep(rows), run.spent[rows]
-        self.shown = stage.shown.shape[1]
-        self.pixels = torch.cat([stage.shown[0], stage.judges])  # those shown are overwritten at every step
-        self.error, self.was_active = torch.zeros_like(self.latents.rate), self.latents.active.clone()
+        self.pixels = stage.shown[0].clone()  # overwritten at every step
+        self.judges = stage.judges if len(stage.judges) else stage.shown[0]
+        self.loss, self.error = torch.zeros_like(self.latents.rate), torch.zeros_like(self.latents.rate)
+        self.was_active = self.latents.active.clone()
         self.decay = torch.ones_like(self.latents.rate[:1])
         self.calls = 0
         self.graph: torch.cuda.CUDAGraph | None = None
 
-    def __call__(self, pixels: Tensor, decay: float) -> None:
+    def __call__(self, pixels: Tensor, judged: bool, decay: float) -> None:
         """A step on these pixels, after which rates are multiplied with decay."""
-        self.pixels[: self.shown] = pixels
+        self.pixels.copy_(pixels)
         self.decay.fill_(decay)
+        self.loss.copy_(self.judge() if judged else self.latents.best_loss)  # its own best loss is no progress
         if self.x.is_cuda and self.calls == 1:
             self.graph = self._captured()
         if self.graph is None:
@@ -339,6 +368,22 @@ class Step:
         else:
             self.graph.replay()
         self.calls += 1
+
+    @torch.no_grad()
+    def judge(self) -> Tensor:
+        """The losses [C] as the judges see them, with the pull; their mean squared errors are kept."""
+        y = self.decoder(self.latents.z.view(-1, *self.shape), pixels=self.judges)
+        error, _ = recon_error(y, self.x, images=self.images, pixels=self.judges)
+        self.error.copy_(error / (3 * len(self.judges)))
+        return self.error * self.x.shape[1:].numel() + self._pull()[0]
+
+    def _pull(self) -> tuple[Tensor | float, Tensor | float]:
+        """The pull towards the marginals [C], and its gradient [C, L]."""
+        marginals = self.settings.marginals
+        if marginals is None:
+            return 0.0, 0.0
+        pulled, towards = marginals.pull(self.latents.z.view(-1, *self.shape), self.settings.pull)
+        return pulled, towards.flatten(1)
 
     def _captured(self) -> torch.cuda.CUDAGraph | None:
         """The step as a graph; nothing is computed meanwhile."""
@@ -352,17 +397,13 @@ class Step:
 
     def _advance(self) -> None:
         settings, latents, marginals = self.settings, self.latents, self.settings.marginals
-        grad, loss, error = self._error()
-        if marginals is not None:
-            pulled, pull = marginals.pull(latents.z.view(-1, *self.shape), settings.pull)
-            grad, loss = grad + pull.flatten(1), loss + pulled
+        grad = self._gradient() + self._pull()[1]
         self.was_active.copy_(latents.active)
-        self.error.copy_(error)
         self.spent.add_(latents.active)
         latent_adam(
             latents,
             grad,
-            loss,
+            self.loss,
             betas=BETAS,
             eps=max(EPS, settings.still * self.x.shape[1:].numel()),
             patience=settings.patience,
@@ -374,21 +415,14 @@ class Step:
         if marginals is not None:
             latents.z.copy_(marginals.confine(latents.z.view(-1, *self.shape)).flatten(1))
 
-    def _error(self) -> tuple[Tensor, Tensor, Tensor]:
-        """The squared error summed over an image: its gradient [C, L] as the pixels shown tell it, itself [C] as those
-        that judge do; and the mean squared error [C] of the latter.
-        """
+    def _gradient(self) -> Tensor:
+        """The gradient [C, L] of the squared error summed over an image, as the pixels shown tell it."""
         with torch.enable_grad():
             z = self.latents.z.detach().requires_grad_()
             y = self.decoder(z.view(-1, *self.shape), pixels=self.pixels)
-            shown = y[:, : self.shown]
-        loss, pull = recon_error(shown.detach(), self.x, images=self.images, pixels=self.pixels[: self.shown])
-        (grad,) = torch.autograd.grad(shown, z, pull)
-        whole, judges = self.x.shape[1], self.pixels[self.shown :]
-        if len(judges):
-            loss, _ = recon_error(y.detach()[:, self.shown :], self.x, images=self.images, pixels=judges)
-        loss = loss * (whole / (len(judges) or self.shown))
-        return grad * (whole / self.shown), loss, loss / self.x.shape[1:].numel()
+        _, slope = recon_error(y.detach(), self.x, images=self.images, pixels=self.pixels)
+        (grad,) = torch.autograd.grad(y, z, slope)
+        return grad * (self.x.shape[1] / len(self.pixels))
 
 
 # ------------------------------------------------------------------------------------------- shared with newton

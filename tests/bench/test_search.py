@@ -179,6 +179,16 @@ def test_only_the_frozen_loop_leaves_parameters_without_gradients() -> None:
     assert any(parameter.grad is not None for parameter in given.decoder.parameters())
 
 
+def test_a_trained_decoder_is_searched_from_several_starts_made_of_the_one_that_all_are_given() -> None:
+    by = {size: search.contenders(size)[0].find for size in search.sizes()}
+    assert by[Size("trained", 64, 2, images=64)] is search.restarted_search
+    assert by[Size("trained", 32, 2, images=32, starts=4)] is by[Size("reference", 64, 7, images=2)] is search.search
+    given = hold_out(frame(), noise(), starts())
+    found = search.restarted_search(given, Setting(steps=8, rate=0.1))
+    assert found.shape == given.init[:, 0].shape
+    assert (given.errors(found) <= given.errors(given.init[:, 0])).float().mean() > 0.5
+
+
 # ------------------------------------------------------------------------------------------------ aim and settings
 
 
