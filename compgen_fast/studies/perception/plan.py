@@ -34,12 +34,14 @@ DECODERS = ("unconstrained", "unconstrained+hessian", "apart", "attention", "hes
 
 @dataclass(frozen=True)
 class SearchConfig:
-    """How images are searched. Chosen on worlds of other seeds than the study's."""
+    """How images are searched. Chosen on worlds of other seeds than the study's, by readouts of validation images and
+    by reconstruction.
+    """
 
     steps: int = 48
-    rate: float = 0.1
+    rate: float = 0.2
     pull: float = 0.1
-    still: float = 1e-3
+    still: float = 0.03
     swapped: int = 0
     """Starts of each image beside the encoder's, with one slot of another image."""
     drawn: int = 0
@@ -150,10 +152,12 @@ class _Planner:
 
     def vae(self, seed: int) -> TrainConfig:
         """The slot VAE with the attention penalty. The penalty begins when slots have found their roles: from the start
-        it is lowest where one slot paints everything.
+        it is lowest where one slot paints everything. And the prior comes in slowly: at full weight from the start it
+        kept some seeds from ever telling where things are.
         """
         config = self._set_up(perception_gpu() if self.scale == "gpu" else frame_vae_cpu(), seed, self.size.steps)
-        return _with_loss(config, alpha_start=config.steps // 2, alpha_warmup=config.steps // 6)
+        third, half = config.steps // 3, config.steps // 2
+        return _with_loss(config, beta_warmup=third, alpha_start=half, alpha_warmup=third // 2)
 
     def supervised(self, seed: int, times: int = 1) -> TrainConfig:
         config = supervised_scenes_cpu()
