@@ -173,12 +173,18 @@ def _verdict(best: Row, encoder: Row, share: float | None) -> str:
 
 
 def _controls(results: Results, best: Row, among: Sequence[Row]) -> str:
-    """What the best stands against: the same through an unconstrained decoder, encoders without a decoder, chance."""
-    same = [row for row in among if row.decoder == "unconstrained" and row.inference == best.inference]
-    supervised = [row for row in among if row.decoder is None]
+    """What the best stands against: the same through decoders without a penalty, encoders alone, chance."""
+    others = {
+        "unconstrained": "an unconstrained decoder",
+        "apart": "one whose slots are painted apart, without a penalty,",
+    }
     told = [
-        f"the same through an unconstrained decoder {percent(fmean(row.unseen))}" for row in same if row is not best
+        f"the same through {name} {percent(fmean(row.unseen))}"
+        for decoder, name in others.items()
+        for row in among
+        if row.decoder == decoder and row.inference == best.inference and row is not best
     ]
+    supervised = [row for row in among if row.decoder is None]
     if supervised:
         told.append(f"the best supervised encoder {percent(max(fmean(row.unseen) for row in supervised))}")
     return f"For comparison: {', '.join([*told, f'chance {percent(chance(results))}'])}."

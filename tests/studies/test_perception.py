@@ -64,9 +64,10 @@ def test_a_finished_study_is_not_run_again(finished, monkeypatch):
 
     monkeypatch.setattr(queue, "_process", never)
     monkeypatch.chdir(finished.parent)
-    before = (finished / "results.json").stat().st_mtime_ns
+    before, told = (finished / "results.json").stat().st_mtime_ns, report.read_results(finished)
     assert study.run("quick", "background", None, finished) == 0
     assert (finished / "results.json").stat().st_mtime_ns > before
+    assert report.read_results(finished)["seconds"] == told["seconds"] > 1  # what it took, not what gathering took
 
 
 def test_a_folder_of_another_study_is_refused(finished, monkeypatch):

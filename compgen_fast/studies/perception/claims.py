@@ -1,6 +1,7 @@
 """What the study claims before it runs, and whether its numbers bear it out. A claim is of objects read, over seeds.
 
-These are the issue's own thresholds, written before the recorded runs: none was moved afterwards.
+The thresholds were written before the recorded runs: none was moved afterwards. The unconstrained decoder differs from
+the penalised ones in its architecture too, so the last claim holds them against the same architecture without penalty.
 """
 
 from collections.abc import Mapping, Sequence
@@ -23,7 +24,12 @@ def claims(results: Mapping[str, Any]) -> list[dict[str, Any]]:
     best = max((row for row in among if row.decoder in CONSTRAINED and row.inference == INVERSION),
                key=lambda row: fmean(row.unseen), default=None)  # fmt: skip
     if best is not None:
-        made += [_wins_back(best, among), _beats_unconstrained(best, among), _search_adds(best, among)]
+        made += [
+            _wins_back(best, among),
+            _beats(best, among, "unconstrained", "it reads more than the unconstrained decoder"),
+            _search_adds(best, among),
+            _beats(best, among, "apart", "its penalty counts: it reads more than slots painted apart without one"),
+        ]
     return made
 
 
@@ -60,10 +66,10 @@ def _wins_back(best: Row, among: Sequence[Row]) -> dict[str, Any]:
     )
 
 
-def _beats_unconstrained(best: Row, among: Sequence[Row]) -> dict[str, Any]:
-    """By more than the larger of the two spreads over seeds."""
-    text = "it reads more than the unconstrained decoder with the same inversion, by more than the spread"
-    other = next((row for row in among if row.decoder == "unconstrained" and row.inference == INVERSION), None)
+def _beats(best: Row, among: Sequence[Row], decoder: str, text: str) -> dict[str, Any]:
+    """By more than the larger of the two spreads over seeds, with the same inversion."""
+    text = f"{text} with the same inversion, by more than the spread"
+    other = next((row for row in among if row.decoder == decoder and row.inference == INVERSION), None)
     if other is None:
         return _claim(text, None, "not tried")
     margin = fmean(best.unseen) - fmean(other.unseen)

@@ -35,8 +35,9 @@ def folder_of(job: Job, out: Path) -> Path:
     return out / "jobs" / job.name
 
 
-def run(jobs: Sequence[Job], out: Path, workers: int, console: Console) -> None:
-    """Runs all that have no result yet. The first failure ends the others, and what they have done stays.
+def run(jobs: Sequence[Job], out: Path, workers: int, console: Console) -> int:
+    """Runs all that have no result yet, and says how many. The first failure ends the others, and what they have done
+    stays.
 
     With jobs for CUDA, each worker has a GPU to itself.
     """
@@ -61,6 +62,7 @@ def run(jobs: Sequence[Job], out: Path, workers: int, console: Console) -> None:
             pool.shutdown(wait=False, cancel_futures=True)
             for process in list(running):
                 process.terminate()
+    return len(waiting)
 
 
 def _claimed(job: Job, out: Path) -> Path:

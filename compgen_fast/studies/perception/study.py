@@ -52,8 +52,10 @@ def run(
         print(f"settings of all {len(jobs)} jobs, for DeepSpeed too, in {out / 'plan'}")
         return 0
     started = time.time()
-    queue.run(jobs, out, workers or _places(scale), Console(stderr=True))
+    ran = queue.run(jobs, out, workers or _places(scale), Console(stderr=True))
     results = gathered(jobs, scale, split, out, started)
+    if not ran and (out / report.RESULTS).is_file():  # only gathered anew: it took what it took
+        results |= {key: report.read_results(out)[key] for key in ("started", "seconds")}
     (out / report.RESULTS).write_text(json.dumps(results, indent=1) + "\n")
     np.savez_compressed(out / report.PICTURES, **pictures(jobs, out))
     page = report.write(out)
