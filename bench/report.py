@@ -8,23 +8,35 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, fields
 from itertools import groupby
 from pathlib import Path
+from typing import Any, TypeAlias
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 from rich import box
-from rich.console import Group
+from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 
 from compgen_fast.bench.harness import DIRECTIONS, Row
 
-COLUMNS = tuple(field.name for field in fields(Row))
+AnyRow: TypeAlias = Any
+"""A dataclass whose fields are columns: ``Row``, or what a suite of another kind has in its place."""
 SHADES = {"forward": "#9ecae1", "backward": "#4292c6", "full": "#08306b"}
 
 
-def to_json(rows: Iterable[Row]) -> str:
+def write(rows: Sequence[AnyRow], path: Path, json_to: str | None, people: Console, beside: str = "") -> None:
+    """Adds rows, of one kind and at least one, to a CSV and says so; as JSON too, to stdout for ``-`` or to a file."""
+    append_csv(rows, path)
+    people.print(f"rows added to {path}{beside}", soft_wrap=True)
+    if json_to == "-":
+        print(to_json(rows))
+    elif json_to is not None:
+        Path(json_to).write_text(to_json(rows) + "\n")
+
+
+def to_json(rows: Iterable[AnyRow]) -> str:
     """A list of objects. JSON has no infinity, which is the error of a NaN: it becomes null, and ``gate`` says why."""
     return json.dumps([{key: _finite(value) for key, value in asdict(row).items()} for row in rows], indent=2)
 
@@ -33,14 +45,15 @@ def _finite(value: object) -> object:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def append_csv(rows: Iterable[Row], path: Path) -> None:
+def append_csv(rows: Sequence[AnyRow], path: Path) -> None:
     """Adds rows to the file. One with other columns, from another version, is kept under another name."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    if path.exists() and _header(path) != COLUMNS:
+    columns = tuple(field.name for field in fields(rows[0]))
+    if path.exists() and _header(path) != columns:
         path.rename(_unused(path))
     new = not path.exists()
     with path.open("a", newline="") as file:
-        writer = csv.DictWriter(file, COLUMNS)
+        writer = csv.DictWriter(file, columns)
         if new:
             writer.writeheader()
         writer.writerows(asdict(row) for row in rows)

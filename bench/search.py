@@ -14,13 +14,10 @@ shown (`search_peers`). For each problem:
 Errors are means over images; medians stand beside them, so that a few hard images cannot hide the others.
 """
 
-import csv
-import json as json_module
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from itertools import islice
-from pathlib import Path
 
 import torch
 from rich import box
@@ -30,6 +27,7 @@ from rich.text import Text
 from torch import Tensor
 
 from compgen_fast import invert
+from compgen_fast.bench import report
 from compgen_fast.bench.clock import Clock, clock_of
 from compgen_fast.bench.harness import FEWEST_ROUNDS, MOST_ROUNDS, percentiles, quiet_process, sentence
 from compgen_fast.bench.ops.common import backend_of
@@ -406,7 +404,7 @@ def run(quick: bool = False, threads: int = 1, json: str | None = None, device: 
         people.print(table(found))
     people.print(summary(rows))
     people.print(LEGEND, style="dim")
-    _write(rows, json, people)
+    report.write(rows, RESULTS / "search.csv", json, people)
     return RED if any(row.gate for row in rows) else GREEN
 
 
@@ -468,19 +466,3 @@ def _table(first: str, *others: str) -> Table:
     for name in others:
         found.add_column(name, justify="right", no_wrap=True)
     return found
-
-
-def _write(rows: Sequence[Row], json: str | None, people: Console) -> None:
-    path = RESULTS / "search.csv"
-    new = not path.exists()
-    with path.open("a", newline="") as file:
-        writer = csv.DictWriter(file, [field.name for field in fields(Row)])
-        if new:
-            writer.writeheader()
-        writer.writerows(asdict(row) for row in rows)
-    people.print(f"rows added to {path}", soft_wrap=True)
-    text = json_module.dumps([asdict(row) for row in rows], indent=1)
-    if json == "-":
-        print(text)
-    elif json is not None:
-        Path(json).write_text(text + "\n")

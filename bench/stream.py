@@ -5,15 +5,13 @@ number of workers; a row is a reader. Rounds are interleaved and ratios formed i
 Before timing, what our stream gives is compared with what Pillow decodes, and every sample must come once.
 """
 
-import csv
-import json as json_module
 import statistics
 import sys
 import tempfile
 import time
 import tracemalloc
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 
@@ -25,6 +23,7 @@ from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 
+from compgen_fast.bench import report
 from compgen_fast.bench import stream_peers as peers
 from compgen_fast.bench.suite import GREEN, IMPOSSIBLE, RED, RESULTS, stamp
 from compgen_fast.stream import ShardStream, pack
@@ -134,7 +133,7 @@ def run(quick: bool = False, threads: int = 1, json: str | None = None, device: 
     for note in dict.fromkeys(f"{row.reader}: {row.unsupported}" for row in rows if row.unsupported):
         people.print(f"unsupported: {note}", style="dim")
     people.print(LEGEND, style="dim")
-    _write(rows, json, people)
+    report.write(rows, RESULTS / "stream.csv", json, people)
     return RED if any(row.gate for row in rows) else GREEN
 
 
@@ -285,19 +284,3 @@ def memory_table() -> Table:
         found.add_row(f"{samples:,}", f"{shards:,}", f"{tracemalloc.get_traced_memory()[1] / 1e3:,.0f}")
         tracemalloc.stop()
     return found
-
-
-def _write(rows: Sequence[Row], json: str | None, people: Console) -> None:
-    path = RESULTS / "stream.csv"
-    new = not path.exists()
-    with path.open("a", newline="") as file:
-        writer = csv.DictWriter(file, [field.name for field in fields(Row)])
-        if new:
-            writer.writeheader()
-        writer.writerows(asdict(row) for row in rows)
-    people.print(f"rows added to {path}", soft_wrap=True)
-    text = json_module.dumps([asdict(row) for row in rows], indent=1)
-    if json == "-":
-        print(text)
-    elif json is not None:
-        Path(json).write_text(text + "\n")

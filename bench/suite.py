@@ -66,14 +66,9 @@ def _measure_all(cases: Sequence[Case], effort: Effort, stamp: Stamp, people: Co
 
 def _write(rows: Sequence[Row], json: str | None, people: Console) -> None:
     table, chart = (RESULTS / f"{rows[0].suite}{ending}" for ending in (".csv", ".png"))
-    report.append_csv(rows, table)
     report.draw(rows, chart)
     people.print(report.LEGEND, style="dim")
-    people.print(f"rows added to {table}, chart in {chart}", soft_wrap=True)
-    if json == "-":
-        print(report.to_json(rows))
-    elif json is not None:
-        Path(json).write_text(report.to_json(rows) + "\n")
+    report.write(rows, table, json, people, f", chart in {chart}")
 
 
 def stamp(threads: int, mode: str, device: str) -> Stamp:

@@ -12,7 +12,6 @@ cuda`` there is only part 1.
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 from typing import cast
 
 import torch
@@ -108,17 +107,8 @@ def run(quick: bool = False, threads: int = 1, json: str | None = None, device: 
     report.draw(rows, RESULTS / "train.png")
     if device == "cpu":
         rows += measure_ranks(slot_vae_cpu(), effort, replace(stamped, threads=1), people)
-    _write(rows, json, people)
+    report.write(rows, RESULTS / "train.csv", json, people, f", chart in {RESULTS / 'train.png'}")
     return RED if any(row.gate for row in rows) else GREEN
-
-
-def _write(rows: Sequence[Row], json: str | None, people: Console) -> None:
-    report.append_csv(rows, RESULTS / "train.csv")
-    people.print(f"rows added to {RESULTS / 'train.csv'}, chart in {RESULTS / 'train.png'}", soft_wrap=True)
-    if json == "-":
-        print(report.to_json(rows))
-    elif json is not None:
-        Path(json).write_text(report.to_json(rows) + "\n")
 
 
 # --------------------------------------------------------------------------------------------------- steps
