@@ -382,6 +382,11 @@ def _backward_kernel(
 NORMALISE_SPLITS = 8  # partial sums _normalise_kernel reads at a time
 
 
+# A product that is fused with the first addition of a sum over threads is rounded in the neighbour's sum and not in its
+# own: threads that should hold the same sum differ in its last bit, and which of them stores it is nobody's choice.
+UNFUSED = {"enable_fp_fusion": False}
+
+
 def forward(
     q: torch.Tensor,
     k: torch.Tensor,
@@ -549,6 +554,7 @@ def backward(
                 H=H,
                 D=D,
                 **config._asdict(),
+                **UNFUSED,
             )
         _backward_kernel[(B * splits * H * triton.cdiv(D, config.BLOCK_D),)](
             grad_updates,
@@ -586,6 +592,7 @@ def backward(
             H=H,
             D=D,
             **config._asdict(),
+            **UNFUSED,
         )
         sum_partials(partials, grad_q)
     return grad_q, grad_k, grad_v

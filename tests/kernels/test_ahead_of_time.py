@@ -30,7 +30,15 @@ from compgen_fast.kernels import (
     slot_competition,
     slot_cross_attention,
 )
-from tests.ahead_of_time import SHARED_MEMORY, TARGETS, Figures, Launch, compile_launch, figures, recorded_launches
+from compgen_fast.prove.ahead_of_time import (
+    SHARED_MEMORY,
+    TARGETS,
+    Figures,
+    Launch,
+    compile_launch,
+    figures,
+    recorded_launches,
+)
 
 BF16, FP32 = torch.bfloat16, torch.float32
 

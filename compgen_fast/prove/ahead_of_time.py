@@ -14,7 +14,7 @@ import subprocess
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 from unittest import mock
 
 import triton
@@ -46,6 +46,14 @@ class Launch:
         return str(self.kernel.__name__)
 
 
+class Argument(NamedTuple):
+    """What one parameter of a compiled kernel is given, and its type as Triton writes it: ``*bf16``, ``i32``, …"""
+
+    name: str
+    value: Any
+    type: str
+
+
 @dataclass(frozen=True)
 class Figures:
     """What one compiled kernel costs: per thread (registers), per program (shared bytes), and how it reaches memory."""
@@ -71,6 +79,13 @@ def recorded_launches() -> Iterator[list[Launch]]:
 
 
 def compile_launch(launch: Launch, target: GPUTarget) -> CompiledKernel:
+    return compile_with_arguments(launch, target)[0]
+
+
+def compile_with_arguments(launch: Launch, target: GPUTarget) -> tuple[CompiledKernel, list[Argument]]:
+    """The compiled kernel and its arguments, in the order of its parameters: those that are left when constants, and
+    what was specialised to one, are gone, and tuples are taken apart.
+    """
     kernel, backend = launch.kernel, make_backend(target)
     bind = create_function_from_signature(kernel.signature, kernel.params, backend)
     bound, specialization, options = bind(*launch.arguments, **launch.options)
@@ -78,7 +93,16 @@ def compile_launch(launch: Launch, target: GPUTarget) -> CompiledKernel:
     keywords = {name: value for name, value in launch.options.items() if name not in names}
     options, signature, constants, attributes = kernel._pack_args(backend, keywords, bound, specialization, options)
     source = ASTSource(kernel, signature, constants, attributes)
-    return triton.compile(source, target=target, options=options.__dict__)
+    compiled = triton.compile(source, target=target, options=options.__dict__)
+    return compiled, [each for name, type in signature.items() for each in _flattened(name, bound[name], type)]
+
+
+def _flattened(name: str, value: Any, type: Any) -> Iterator[Argument]:
+    if isinstance(type, tuple | list):
+        for part, part_type in zip(value, type, strict=True):
+            yield from _flattened(name, part, part_type)
+    elif type != "constexpr":
+        yield Argument(name, value, type)
 
 
 def figures(compiled: CompiledKernel, target: GPUTarget) -> Figures:
