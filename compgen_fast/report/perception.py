@@ -73,7 +73,7 @@ def tables(results: Results) -> Group:
     methods = (main_table(results), other_encoders_table(results))
     grids = (
         *(grid.only("method", "ID %", "OOD %", "won back", "training s") for grid in methods),
-        decoder_table(results).only("decoder", "error OOD", "interaction", "JIS", "composite error"),
+        decoder_table(results).only("decoder", "interaction", "JIS", "composite error"),
         claims_table(results),
     )
     return Group(*(_rich(grid) for grid in grids if grid.rows))

@@ -96,7 +96,7 @@ def _places(among: Sequence[Row]) -> list[float]:
 def _name_groups(ax: "Axes", among: Sequence[Row], places: Sequence[float]) -> None:
     groups: dict[str, list[float]] = {}
     for at, row in zip(places, among, strict=True):
-        groups.setdefault("no\ndecoder" if row.decoder is None else f"{row.decoder}\ndecoder", []).append(at)
+        groups.setdefault("no\ndecoder" if row.decoder is None else row.decoder.replace("+", "\n+ "), []).append(at)
     ax.set_xticks([fmean(group) for group in groups.values()], list(groups), fontsize=10)
     ax.tick_params(axis="x", length=0)
 

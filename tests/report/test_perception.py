@@ -199,6 +199,16 @@ def test_the_finding_without_inversion_lists_what_was_read() -> None:
     assert "nothing was read" in finding(study_of())
 
 
+def test_what_ran_with_fewer_seeds_is_not_called_the_best() -> None:
+    rows = [
+        entry("vae", "attention", way, seed, 0.1 + 0.2 * place)
+        for seed in (0, 1)
+        for place, way in enumerate(("encoder", "search"))
+    ]
+    told = finding(study_of(*rows, entry("vae", "attention", "newton", 0, 0.9)))
+    assert told.startswith("Search through the attention decoder reads 30 %")
+
+
 def test_an_unconstrained_decoder_that_is_best_is_not_compared_with_itself() -> None:
     told = finding(
         study_of(entry("vae", "unconstrained", "encoder", 0, 0.1), entry("vae", "unconstrained", "search", 0, 0.9))
