@@ -32,7 +32,7 @@ COLOURS = {
     "newton": "#f3bd8b", "replay": colour(2), "replay+search": colour(4),
 }  # fmt: skip
 DECODER_COLOURS = {
-    "unconstrained": "#8c8c8c", "unconstrained+hessian": colour(5), "apart": colour(3), "attention": colour(0),
+    "unconstrained": "#8c8c8c", "unconstrained+hessian": "#c9a227", "apart": colour(3), "attention": colour(0),
     "hessian": colour(2), "additive": colour(1),
 }  # fmt: skip
 _OTHER = colour(6)
@@ -114,7 +114,7 @@ def measure(ax: "Axes", results: Results, key: str) -> None:
                 ax.bar(at, fmean(values), width, color=DECODER_COLOURS.get(name, _OTHER), alpha=shade, zorder=2)
             if len(values) > 1:
                 ax.plot([at] * len(values), values, "o", ms=3, **_DOTS)
-    ax.set_xticks(range(len(names)), names, fontsize=8)
+    ax.set_xticks(range(len(names)), map(spoken, names), fontsize=8, rotation=25, ha="right", rotation_mode="anchor")
     ax.set_title("reconstruction error (pale ID, full OOD)" if key == "mse" else MEASURES[key][0], fontsize=10)
     _quiet(ax)
 

@@ -141,11 +141,9 @@ def _chance(job: Job, split: Split) -> dict[str, float]:
 
 
 def _strengths(jobs: Sequence[Job], done: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Of the attention penalty: the sweep's points, and the study's own, without it and with it."""
+    """Of the attention penalty: the sweep's points, and the study's own of the same seeds, without it and with it."""
     points = [job for job in jobs if job.sweep == "strength"]
-    if not points:
-        return []
-    own = [job for job in jobs if job.sweep is None and job.encoder is None and job.decoder in ("apart", "attention")]
+    own = [job for job in _alike(jobs, points) if job.decoder in ("apart", "attention")]
     return sorted(
         (
             {
@@ -160,6 +158,12 @@ def _strengths(jobs: Sequence[Job], done: Mapping[str, Any]) -> list[dict[str, A
     )
 
 
+def _alike(jobs: Sequence[Job], points: Sequence[Job]) -> list[Job]:
+    """The study's own jobs of the seeds that a sweep has points of: seeds differ more than its points."""
+    seeds = {job.seed for job in points}
+    return [job for job in jobs if job.sweep is None and job.encoder is None and job.seed in seeds]
+
+
 def _slots_by(job: Job) -> str:
     assert isinstance(job.train.model, SlotVAEConfig | SupervisedConfig)
     return job.train.model.encoder.slots_by
@@ -172,13 +176,7 @@ def _alpha(job: Job) -> float:
 
 def _sizes(jobs: Sequence[Job], done: Mapping[str, Any]) -> list[dict[str, Any]]:
     swept = [job for job in jobs if job.sweep == "data_size"]
-    if not swept:
-        return []
-    own = [
-        j
-        for j in jobs
-        if j.sweep is None and j.encoder is None and (j.method == "supervised" or j.decoder == "attention")
-    ]
+    own = [job for job in _alike(jobs, swept) if job.method == "supervised" or job.decoder == "attention"]
     points: dict[tuple[int, int], dict[str, Any]] = {}
     for job in (*swept, *own):
         size = job.train.data.size
