@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from compgen_fast.invert import Found, SlotMarginals, search
-from compgen_fast.invert.search import better_half, plan
+from compgen_fast.invert.search import better_half, first_pixels, plan
 from compgen_fast.models.frame_decoder import FrameDecoder
 
 SIDE, SLOTS, WIDTH = 8, 2, 3
@@ -225,6 +225,11 @@ def test_a_stage_has_its_share_of_the_work() -> None:
     assert 2 * work[0] == pytest.approx(work[1], rel=0.01)  # two candidates
     assert work[2] == pytest.approx(work[1] / 4, rel=0.02) and work[3] == pytest.approx(work[1] / 16, rel=0.2)
     assert [len(stage.shown) for stage in plan(1024, 12, 64, 0.0, seed=0, device=CPU)] == [11, 1]
+
+
+def test_small_images_are_looked_at_whole() -> None:
+    assert [first_pixels("search", total, None) for total in (64, 1024, 1025, 128**2)] == [64, 1024, 256, 256]
+    assert first_pixels("search", 1024, 100) == 100
 
 
 def test_judges_are_not_more_than_it_takes() -> None:

@@ -204,11 +204,11 @@ def searched(
     init = starts(encoded(vae, pixels), marginals, swapped=config.swapped, drawn=config.drawn, generator=generator)
     problem = vae.decoder, pixels.to(device), init.to(device)
     if by_newton:
-        found = newton(*problem, marginals=marginals, pull=config.pull, **kept)
+        found = newton(*problem, pixels=config.pixels, marginals=marginals, pull=config.pull, **kept)
     else:
         found = search(
-            *problem, steps=config.steps, rate=config.rate, marginals=marginals, pull=config.pull, still=config.still,
-            **kept,
+            *problem, steps=config.steps, rate=config.rate, pixels=config.pixels, marginals=marginals,
+            pull=config.pull, still=config.still, **kept,
         )  # fmt: skip
     return replace(found, **{name: value.cpu() for name, value in vars(found).items() if value is not None})
 

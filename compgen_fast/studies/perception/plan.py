@@ -40,6 +40,7 @@ class SearchConfig:
 
     steps: int = 48
     rate: float = 0.2
+    pixels: int = 256
     pull: float = 0.1
     still: float = 0.03
     swapped: int = 0
