@@ -6,9 +6,9 @@ with r = f(z) − x and J = ∂f/∂z over the pixels shown, s = all pixels ÷ t
 marginals. A trial costs a decode and a Jacobian dozens, so each Jacobian is tried with several dampings at once and the
 best trial is taken, if it is better than where it came from.
 
-What it is for: few latents, to know whether a search has arrived: it has no step size to choose, and a handful of steps
-reach what takes `search` a hundred. What it is not for: speed, since a step costs dozens of gradients: at equal time
-`search` was ahead wherever we measured (docs/search.md). Nor for many latents: J has a column for each.
+What it is for: few latents, where a start is far off, or to know whether a search has arrived: it has no step size to
+choose, and a handful of steps reach what takes `search` a hundred (docs/search.md). What it is not for: a quick look,
+since a step costs dozens of gradients. Nor many latents: J has a column for each.
 
 J comes from jets: one jet moves an even slot by u and an odd one by v, so it gives two columns. Other exact ways, in ms
 per candidate on one thread of a busy machine, 4 candidates of 2 slots of 16 numbers:

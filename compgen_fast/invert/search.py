@@ -30,7 +30,7 @@ from compgen_fast.jets.penalty import Decoder
 from compgen_fast.ops import Latents, latent_adam, recon_error
 
 FEWEST = 256  # pixels of the first steps: things are small, and a few dozen pixels would miss them
-SMALL = 32 * 32  # pixels of an image up to which all are looked at: most of the work is in the slots there
+SMALL = 32 * 32  # pixels of an image up to which half are looked at: much of the work is in the slots there
 GROWTH = 4  # pixels of a stage over those of the one before
 POLISH = 0.25  # work of a stage over that of the one before: smaller steps tell as much as more pixels, for less
 JUDGES = 256  # held-out pixels at most: more would not judge better
@@ -113,7 +113,7 @@ def search(
             as fp32; fp64 stays fp64, for a decoder in fp64.
         steps: gradient steps of all stages together.
         rate: step size of Adam, in the units of the latents; in the second half of the steps it falls to a tenth.
-        pixels: of the first stage, beside those held out; if None, 256, or all of an image of up to 1,024. Later stages
+        pixels: of the first stage, beside those held out; if None, 256, or half of an image of up to 1,024. Later stages
             have four times as many each, and a quarter of the work, which a short search leaves out.
         marginals: of training latents. If given, slots are pulled towards them and kept within what was seen.
         pull: weight of that pull beside the squared error summed over an image, as beta over sigma in a VAE's loss.
@@ -185,7 +185,7 @@ def first_pixels(where: str, total: int, pixels: int | None) -> int:
     """How many pixels the first stage looks at."""
     if pixels is not None and not 1 <= pixels <= total:
         raise ValueError(f"{where}: pixels is {pixels}; expected 1 to {total}, the pixels of an image")
-    return pixels or (total if total <= SMALL else FEWEST)
+    return pixels or min(total, max(FEWEST, total // 2 if total <= SMALL else 0))
 
 
 def plan(

@@ -227,8 +227,8 @@ def test_a_stage_has_its_share_of_the_work() -> None:
     assert [len(stage.shown) for stage in plan(1024, 12, 64, 0.0, seed=0, device=CPU)] == [11, 1]
 
 
-def test_small_images_are_looked_at_whole() -> None:
-    assert [first_pixels("search", total, None) for total in (64, 1024, 1025, 128**2)] == [64, 1024, 256, 256]
+def test_of_small_images_half_is_looked_at() -> None:
+    assert [first_pixels("search", total, None) for total in (64, 400, 1024, 1025, 128**2)] == [64, 256, 512, 256, 256]
     assert first_pixels("search", 1024, 100) == 100
 
 
