@@ -113,8 +113,8 @@ def search(
             as fp32; fp64 stays fp64, for a decoder in fp64.
         steps: gradient steps of all stages together.
         rate: step size of Adam, in the units of the latents; in the second half of the steps it falls to a tenth.
-        pixels: of the first stage, beside those held out; if None, 256, or half of an image of up to 1,024. Later stages
-            have four times as many each, and a quarter of the work, which a short search leaves out.
+        pixels: of the first stage, beside those held out; if None, 256, or half of an image of up to 1,024. Later
+            stages have four times as many each, and a quarter of the work, which a short search leaves out.
         marginals: of training latents. If given, slots are pulled towards them and kept within what was seen.
         pull: weight of that pull beside the squared error summed over an image, as beta over sigma in a VAE's loss.
         held_out: the part of the pixels that judge only, 256 at most; with 0, a stage's steps all look at the same
