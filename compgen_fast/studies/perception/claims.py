@@ -1,7 +1,8 @@
 """What the study claims before it runs, and whether its numbers bear it out. A claim is of objects read, over seeds.
 
-The thresholds were written before the recorded runs: none was moved afterwards. The unconstrained decoder differs from
-the penalised ones in its architecture too, so the last claim holds them against the same architecture without penalty.
+The thresholds were written before any recorded run had a result, and none was moved afterwards. The unconstrained
+decoder differs from the penalised ones in its architecture too, so the last claim holds them against the same
+architecture without penalty.
 """
 
 from collections.abc import Mapping, Sequence
