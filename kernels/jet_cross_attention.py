@@ -22,8 +22,9 @@ each then reversed; the gradient of k_t is that of k_u or k_v, whichever moves t
 kinds: pixels with slots (s and p̂), weights with slots (o and q̂), and weights with pixels (k̂ and v̂).
 
 As in slot_cross_attention.py a tile [BLOCK_N, BLOCK_S] holds the whole softmax row, padded and masked slots are never
-read, and an image without slots gets o = 0. One program owns a head; backward it walks over a run of pixel tiles, keeps
-dk and dv in registers, and `launch.sum_partials` ends the sum. A head wider than BLOCK_D is read in chunks of columns;
+read, and an image without slots gets o = 0. Forward one program walks over a few tiles and neighbouring heads; backward
+it owns a head, or PACK heads in one tile (see launch.py), walks over a run of pixel tiles, keeps dk and dv in
+registers, and `launch.sum_partials` ends the sum. A head wider than BLOCK_D is read in chunks of columns;
 backward each chunk of the gradients has a program of its own, which computes p again.
 
 `x_head`, the stride between heads, is known at compile time as `x_row` is (see launch.py): heads of 8, 24 or 40 columns
@@ -37,20 +38,38 @@ import triton
 import triton.language as tl
 
 from . import jet
-from .launch import dot, load_slot_mask, load_tile, split_tiles, strides, sum_partials, tuned_config, unit_stride
+from .launch import (
+    dot,
+    head_max,
+    head_sum,
+    load_slot_mask,
+    load_slots,
+    load_tile,
+    neighbouring_heads,
+    neighbouring_tiles,
+    packed_heads,
+    same_head,
+    split_tiles,
+    strides,
+    sum_partials,
+    tuned_config,
+    unit_stride,
+)
 
 
 @triton.jit
-def _load_pixels(x, row: tl.constexpr, inside, columns, CHANNELS: tl.constexpr, D: tl.constexpr, BLOCK_N: tl.constexpr):
+def _load_pixels(
+    x, row: tl.constexpr, inside, columns, CHANNELS: tl.constexpr, WIDTH: tl.constexpr, BLOCK_N: tl.constexpr
+):
     """A tile of each channel; of one channel, four times the same, and the last three are not to be used."""
     pixels = tl.arange(0, BLOCK_N)
-    value = load_tile(x[0], pixels, row, inside, columns, D)
+    value = load_tile(x[0], pixels, row, inside, columns, WIDTH)
     if CHANNELS == 1:
         return value, value, value, value
     else:
-        u = load_tile(x[1], pixels, row, inside, columns, D)
-        v = load_tile(x[2], pixels, row, inside, columns, D)
-        return value, u, v, load_tile(x[3], pixels, row, inside, columns, D)
+        u = load_tile(x[1], pixels, row, inside, columns, WIDTH)
+        v = load_tile(x[2], pixels, row, inside, columns, WIDTH)
+        return value, u, v, load_tile(x[3], pixels, row, inside, columns, WIDTH)
 
 
 @triton.jit
@@ -80,37 +99,47 @@ def _scores_of_rows(
     alive,
     side,
     CHANNELS: tl.constexpr,
+    S: tl.constexpr,
     D: tl.constexpr,
+    PACK: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_S: tl.constexpr,
     BLOCK_D: tl.constexpr,
 ):
     """x·k over the whole width, BLOCK_D columns at a time."""
-    slots = tl.arange(0, BLOCK_S)
     zero = tl.zeros([BLOCK_N, BLOCK_S], tl.float32)
     s = (zero, zero, zero, zero)
-    for d in range(0, D, BLOCK_D):
+    for d in range(0, PACK * D, BLOCK_D):
         columns = d + tl.arange(0, BLOCK_D)
-        x_tile = _load_pixels(x, x_row, inside, columns, CHANNELS, D, BLOCK_N)
-        k_tile = load_tile(k, slots, k_row, alive, columns, D)
-        k_t_tile = load_tile(k_t, slots, k_row, alive, columns, D)
+        x_tile = _load_pixels(x, x_row, inside, columns, CHANNELS, PACK * D, BLOCK_N)
+        k_tile = load_slots(k, k_row, alive, columns, S, D, BLOCK_S, PACK)
+        k_t_tile = load_slots(k_t, k_row, alive, columns, S, D, BLOCK_S, PACK)
         s = _scores(x_tile, k_tile, k_t_tile, side, s, CHANNELS)
     return s
 
 
 @triton.jit
-def _softmax(s, alive):
-    """The jet p from the jet s."""
+def _head_sums(a, S: tl.constexpr, BLOCK_S: tl.constexpr, PACK: tl.constexpr):
+    """The sum over the slots of a head, channel by channel."""
+    return (
+        head_sum(a[0], S, BLOCK_S, PACK),
+        head_sum(a[1], S, BLOCK_S, PACK),
+        head_sum(a[2], S, BLOCK_S, PACK),
+        head_sum(a[3], S, BLOCK_S, PACK),
+    )
+
+
+@triton.jit
+def _softmax(s, alive, S: tl.constexpr, BLOCK_S: tl.constexpr, PACK: tl.constexpr):
+    """The jet p from the jet s; zero, not NaN, where no slot takes part."""
     logits = tl.where(alive[None, :], s[0], float("-inf"))
-    largest = tl.max(logits, 1)
-    largest = tl.where(largest == float("-inf"), 0.0, largest)  # no slot takes part: p = 0, not NaN
-    e = tl.exp(logits - largest[:, None])
-    total = tl.sum(e, 1)
-    p = e * (1.0 / tl.where(total == 0.0, 1.0, total))[:, None]
-    c_u = s[1] - tl.sum(p * s[1], 1)[:, None]
-    c_v = s[2] - tl.sum(p * s[2], 1)[:, None]
+    e = tl.exp(logits - head_max(logits, S, BLOCK_S, PACK))
+    total = head_sum(e, S, BLOCK_S, PACK)
+    p = e * (1.0 / tl.where(total == 0.0, 1.0, total))
+    c_u = s[1] - head_sum(p * s[1], S, BLOCK_S, PACK)
+    c_v = s[2] - head_sum(p * s[2], S, BLOCK_S, PACK)
     c_uv = s[3] + c_u * c_v
-    return p, p * c_u, p * c_v, p * (c_uv - tl.sum(p * c_uv, 1)[:, None])
+    return p, p * c_u, p * c_v, p * (c_uv - head_sum(p * c_uv, S, BLOCK_S, PACK))
 
 
 @triton.jit
@@ -165,35 +194,53 @@ def _jet_forward_kernel(
     k_head: tl.constexpr,
     v_head: tl.constexpr,
     D: tl.constexpr,
+    HEADS: tl.constexpr,
+    TILES: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_S: tl.constexpr,
     BLOCK_D: tl.constexpr,
 ):
-    tiles = tl.cdiv(N, BLOCK_N)
-    h = tl.program_id(0) % H  # changes fastest: programs that run together read neighbouring memory
-    b = (tl.program_id(0) // H // tiles).to(tl.int64)  # 64 bit: a batch may hold more than 2³¹ elements
-    start = (tl.program_id(0) // H % tiles).to(tl.int64) * BLOCK_N
+    GROUPS: tl.constexpr = H // HEADS  # change fastest: programs that run together read neighbouring memory
+    runs = tl.cdiv(N, TILES * BLOCK_N)
+    first_head = tl.program_id(0) % GROUPS * HEADS
+    b = (tl.program_id(0) // GROUPS // runs).to(tl.int64)  # 64 bit: a batch may hold more than 2³¹ elements
+    run = (tl.program_id(0) // GROUPS % runs).to(tl.int64)
     pixels = tl.arange(0, BLOCK_N)
-    slots = tl.arange(0, BLOCK_S)
-    inside = pixels < N - start
     alive = load_slot_mask(slot_mask, mask_stride, b, S, BLOCK_S)
     by_u = load_slot_mask(side, side_stride, b, S, BLOCK_S)[None, :]
-    q_rows = jet.channels(q + b * q_stride[1] + h * q_head + start * q_row, q_stride[0])
-    o_rows = jet.channels(o + b * o_stride[1] + h * D + start * (H * D), o_stride[0])
-    k += b * k_stride[1] + h * k_head
-    v += b * v_stride[1] + h * v_head
-
-    s = _scores_of_rows(
-        q_rows, q_row, inside, k, k + k_stride[0], k_row, alive, by_u, CHANNELS, D, BLOCK_N, BLOCK_S, BLOCK_D
-    )
-    p = _softmax(jet.scale(s, scale), alive)
-    for d in range(0, D, BLOCK_D):
-        columns = d + tl.arange(0, BLOCK_D)
-        v_tile = load_tile(v, slots, v_row, alive, columns, D)
-        v_t_tile = load_tile(v + v_stride[0], slots, v_row, alive, columns, D)
-        offsets = pixels[:, None] * (H * D) + columns[None, :]
-        present = inside[:, None] & (columns < D)[None, :]
-        jet.store(o_rows, offsets, _mix(p, v_tile, v_t_tile, by_u, BLOCK_N, BLOCK_D), present, 4)
+    for step in range(TILES * HEADS):
+        start = (run * TILES + step // HEADS) * BLOCK_N
+        h = first_head + step % HEADS
+        inside = pixels < N - start
+        q_rows = jet.channels(q + b * q_stride[1] + h * q_head + start * q_row, q_stride[0])
+        o_rows = jet.channels(o + b * o_stride[1] + h * D + start * (H * D), o_stride[0])
+        k_rows = k + b * k_stride[1] + h * k_head
+        v_rows = v + b * v_stride[1] + h * v_head
+        s = _scores_of_rows(
+            q_rows,
+            q_row,
+            inside,
+            k_rows,
+            k_rows + k_stride[0],
+            k_row,
+            alive,
+            by_u,
+            CHANNELS,
+            S,
+            D,
+            1,
+            BLOCK_N,
+            BLOCK_S,
+            BLOCK_D,
+        )
+        p = _softmax(jet.scale(s, scale), alive, S, BLOCK_S, 1)
+        for d in range(0, D, BLOCK_D):
+            columns = d + tl.arange(0, BLOCK_D)
+            v_tile = load_slots(v_rows, v_row, alive, columns, S, D, BLOCK_S, 1)
+            v_t_tile = load_slots(v_rows + v_stride[0], v_row, alive, columns, S, D, BLOCK_S, 1)
+            offsets = pixels[:, None] * (H * D) + columns[None, :]
+            present = inside[:, None] & (columns < D)[None, :]
+            jet.store(o_rows, offsets, _mix(p, v_tile, v_t_tile, by_u, BLOCK_N, BLOCK_D), present, 4)
 
 
 @triton.jit
@@ -231,20 +278,22 @@ def _jet_backward_kernel(
     k_head: tl.constexpr,
     v_head: tl.constexpr,
     D: tl.constexpr,
+    PACK: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_S: tl.constexpr,
     BLOCK_D: tl.constexpr,
 ):
-    CHUNKS: tl.constexpr = (D + BLOCK_D - 1) // BLOCK_D
+    WIDTH: tl.constexpr = PACK * D
+    CHUNKS: tl.constexpr = (WIDTH + BLOCK_D - 1) // BLOCK_D
+    GROUPS: tl.constexpr = H // PACK
     program = tl.program_id(0)
     own = program % CHUNKS * BLOCK_D + tl.arange(0, BLOCK_D)
-    h = program // CHUNKS % H
-    split = (program // (CHUNKS * H) % splits).to(tl.int64)
-    b = (program // (CHUNKS * H) // splits).to(tl.int64)
+    h = program // CHUNKS % GROUPS * PACK
+    split = (program // (CHUNKS * GROUPS) % splits).to(tl.int64)
+    b = (program // (CHUNKS * GROUPS) // splits).to(tl.int64)
     pixels = tl.arange(0, BLOCK_N)
-    slots = tl.arange(0, BLOCK_S)
-    alive = load_slot_mask(slot_mask, mask_stride, b, S, BLOCK_S)
-    by_u = load_slot_mask(side, side_stride, b, S, BLOCK_S)[None, :]
+    alive = load_slot_mask(slot_mask, mask_stride, b, S, BLOCK_S, PACK)
+    by_u = load_slot_mask(side, side_stride, b, S, BLOCK_S, PACK)[None, :]
     do += b * do_stride[1] + h * do_head
     q += b * q_stride[1] + h * q_head
     k += b * k_stride[1] + h * k_head
@@ -252,11 +301,11 @@ def _jet_backward_kernel(
     dq += b * dq_stride[1] + h * D
 
     k_t, v_t = k + k_stride[0], v + v_stride[0]
-    if D <= BLOCK_D:  # k and v stay for all tiles
-        k_tile = load_tile(k, slots, k_row, alive, own, D)
-        k_t_tile = load_tile(k_t, slots, k_row, alive, own, D)
-        v_tile = load_tile(v, slots, v_row, alive, own, D)
-        v_t_tile = load_tile(v_t, slots, v_row, alive, own, D)
+    if CHUNKS == 1:  # k and v stay for all tiles
+        k_tile = load_slots(k, k_row, alive, own, S, D, BLOCK_S, PACK)
+        k_t_tile = load_slots(k_t, k_row, alive, own, S, D, BLOCK_S, PACK)
+        v_tile = load_slots(v, v_row, alive, own, S, D, BLOCK_S, PACK)
+        v_t_tile = load_slots(v_t, v_row, alive, own, S, D, BLOCK_S, PACK)
     zero = tl.zeros([BLOCK_N, BLOCK_S], tl.float32)
     zeros = (zero, zero, zero, zero)
     dk = tl.zeros([BLOCK_S, BLOCK_D], tl.float32)
@@ -269,39 +318,42 @@ def _jet_backward_kernel(
         inside = pixels < N - start
         q_rows = jet.channels(q + start * q_row, q_stride[0])
         do_rows = jet.reverse(jet.channels(do + start * do_row, do_stride[0]))
-        if D <= BLOCK_D:
-            q_tile = _load_pixels(q_rows, q_row, inside, own, CHANNELS, D, BLOCK_N)
-            do_tile = _load_pixels(do_rows, do_row, inside, own, 4, D, BLOCK_N)
+        if CHUNKS == 1:
+            q_tile = _load_pixels(q_rows, q_row, inside, own, CHANNELS, WIDTH, BLOCK_N)
+            do_tile = _load_pixels(do_rows, do_row, inside, own, 4, WIDTH, BLOCK_N)
             s = _scores(q_tile, k_tile, k_t_tile, by_u, zeros, CHANNELS)
             dp = _scores(do_tile, v_tile, v_t_tile, by_u, zeros, 4)
         else:
             s = _scores_of_rows(
-                q_rows, q_row, inside, k, k_t, k_row, alive, by_u, CHANNELS, D, BLOCK_N, BLOCK_S, BLOCK_D
+                q_rows, q_row, inside, k, k_t, k_row, alive, by_u, CHANNELS, S, D, PACK, BLOCK_N, BLOCK_S, BLOCK_D
             )
-            dp = _scores_of_rows(do_rows, do_row, inside, v, v_t, v_row, alive, by_u, 4, D, BLOCK_N, BLOCK_S, BLOCK_D)
-        p = _softmax(jet.scale(s, scale), alive)
-        ds = jet.scale(jet.multiply(p, jet.subtract(dp, jet.row_sum(jet.multiply(p, dp)))), scale)
-        if D > BLOCK_D:
-            k_tile = load_tile(k, slots, k_row, alive, own, D)
-            k_t_tile = load_tile(k_t, slots, k_row, alive, own, D)
+            dp = _scores_of_rows(
+                do_rows, do_row, inside, v, v_t, v_row, alive, by_u, 4, S, D, PACK, BLOCK_N, BLOCK_S, BLOCK_D
+            )
+        p = _softmax(jet.scale(s, scale), alive, S, BLOCK_S, PACK)
+        p_dp = _head_sums(jet.multiply(p, dp), S, BLOCK_S, PACK)
+        ds = jet.scale(jet.multiply(p, jet.subtract(dp, p_dp)), scale)
+        if CHUNKS > 1:
+            k_tile = load_slots(k, k_row, alive, own, S, D, BLOCK_S, PACK)
+            k_t_tile = load_slots(k_t, k_row, alive, own, S, D, BLOCK_S, PACK)
         dq_rows = jet.channels(dq + start * (H * D), dq_stride[0])
         offsets = pixels[:, None] * (H * D) + own[None, :]
-        present = inside[:, None] & (own < D)[None, :]
+        present = inside[:, None] & (own < WIDTH)[None, :]
         dq_tile = jet.reverse(_mix(ds, k_tile, k_t_tile, by_u, BLOCK_N, BLOCK_D))
         if CHANNELS == 4:
             jet.store(dq_rows, offsets, dq_tile, present, 4)
         else:
             tl.store(dq_rows[0] + offsets, dq_tile[0].to(dq.dtype.element_ty), mask=present)
-        if D > BLOCK_D:  # only now: there are no registers to keep them in before
-            q_tile = _load_pixels(q_rows, q_row, inside, own, CHANNELS, D, BLOCK_N)
-            do_tile = _load_pixels(do_rows, do_row, inside, own, 4, D, BLOCK_N)
+        if CHUNKS > 1:  # only now: there are no registers to keep them in before
+            q_tile = _load_pixels(q_rows, q_row, inside, own, CHANNELS, WIDTH, BLOCK_N)
+            do_tile = _load_pixels(do_rows, do_row, inside, own, 4, WIDTH, BLOCK_N)
         dk, dk_t = _gather(ds, q_tile, by_u, dk, dk_t, CHANNELS)
         dv, dv_t = _gather(p, do_tile, by_u, dv, dv_t, 4)
 
-    row = slots[:, None] * (H * D) + own[None, :]
+    row = (tl.arange(0, BLOCK_S) % S)[:, None] * (H * D) + own[None, :]
     to_slot = ((split * 2 * B + b) * S * H + h) * D + row
     to_tangent = (((split * 2 + 1) * B + b) * S * H + h) * D + row
-    present = (slots < S)[:, None] & (own < D)[None, :]
+    present = same_head(own, S, D, BLOCK_S, PACK)
     tl.store(dk_partials + to_slot, dk, mask=present)
     tl.store(dk_partials + to_tangent, dk_t, mask=present)
     tl.store(dv_partials + to_slot, dv, mask=present)
@@ -323,9 +375,10 @@ def forward(
     o = q.new_empty((4, B, N, H, D))
     if o.numel() == 0:
         return o
-    config = tuned_config("jet_cross_attention forward", q.element_size(), S, D)
+    config = tuned_config("jet_cross_attention forward", q, S, D)
+    heads, tiles = neighbouring_heads(H, D, q.element_size()), neighbouring_tiles(config)
     with torch.cuda.device_of(q):
-        _jet_forward_kernel[(B * triton.cdiv(N, config.BLOCK_N) * H,)](
+        _jet_forward_kernel[(B * triton.cdiv(N, tiles * config.BLOCK_N) * (H // heads),)](
             q,
             k,
             v,
@@ -350,7 +403,9 @@ def forward(
             S=S,
             H=H,
             D=D,
-            **config._asdict(),
+            HEADS=heads,
+            TILES=tiles,
+            **config.options(),
         )
     return o
 
@@ -372,15 +427,16 @@ def backward(
     if grad_q.numel() == 0:
         return grad_q, k.new_zeros((2, B, S, H, D)), v.new_zeros((2, B, S, H, D))
     grad_k, grad_v = k.new_empty((2, B, S, H, D)), v.new_empty((2, B, S, H, D))
+    pack = packed_heads(H, S, D, q.element_size(), grad, q, k, v)
     # Where rows are not whole 16 bytes, every element is a load and a tile takes more registers.
     kind = "backward" if D * q.element_size() % 16 == 0 else "backward, odd width"
-    config = tuned_config(f"jet_cross_attention {kind}", q.element_size(), S, D)
+    config = tuned_config(f"jet_cross_attention {kind}", q, pack * S, pack * D)
     splits, tiles_per_split = split_tiles(
-        triton.cdiv(N, config.BLOCK_N), B * H, 2 * grad_k.numel() * 4, grad.numel() * q.element_size()
+        triton.cdiv(N, config.BLOCK_N), B * H // pack, 2 * grad_k.numel() * 4, grad.numel() * q.element_size()
     )
     partials = q.new_empty((2, splits, 2, B, S, H, D), dtype=torch.float32)
     with torch.cuda.device_of(q):
-        _jet_backward_kernel[(B * splits * H * triton.cdiv(D, config.BLOCK_D),)](
+        _jet_backward_kernel[(B * splits * H // pack * triton.cdiv(pack * D, config.BLOCK_D),)](
             grad,
             q,
             k,
@@ -413,7 +469,8 @@ def backward(
             S=S,
             H=H,
             D=D,
-            **config._asdict(),
+            PACK=pack,
+            **config.options(),
         )
         sum_partials(partials, grad_k, grad_v)
     return grad_q, grad_k, grad_v

@@ -18,12 +18,14 @@ saved. Each program of the backward pass walks over a run of rows and keeps its 
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
 
 from . import jet
-from .launch import split_tiles, sum_partials, tuned_config
+from .launch import UNFUSED, split_tiles, sum_partials, tuned_config
 
 WIDEST = 4096  # columns: the rows of a tile, in all channels, live in the registers of one program
 
@@ -154,17 +156,18 @@ def rms_norm_backward(
     return grad_x, grad_weight
 
 
-def _tile(direction: str, x: torch.Tensor) -> dict[str, int]:
+def _tile(direction: str, x: torch.Tensor) -> dict[str, Any]:
     D = x.shape[-1]
     if D > WIDEST:
         raise ValueError(f"jet norm: rows of {D} columns; at most {WIDEST} fit the registers of one program")
-    config = tuned_config(f"jet_norm {direction}", x.element_size(), 1, D)
+    config = tuned_config(f"jet_norm {direction}", x, 1, D)
     return {
         "D": D,
         "BLOCK_R": config.BLOCK_N,
         "BLOCK_D": config.BLOCK_D,
         "num_warps": config.num_warps,
         "num_stages": config.num_stages,
+        **UNFUSED,
     }
 
 

@@ -22,6 +22,7 @@ import triton
 import triton.language as tl
 
 from . import jet
+from .launch import UNFUSED
 
 FLAT_GELU = tl.constexpr(20.0)  # φ and σ′(z) are 0 in fp32 from here on
 FLAT_SILU = tl.constexpr(128.0)
@@ -120,7 +121,7 @@ def _pointwise_backward_kernel(
     jet.store(jet.channels(dx + start, dx_stride), offsets, da, inside, CHANNELS)
 
 
-BLOCKS = {"BLOCK": 1024, "num_warps": 4}
+BLOCKS = {"BLOCK": 1024, "num_warps": 4, **UNFUSED}
 
 
 def gelu_forward(x: torch.Tensor, tanh: bool) -> torch.Tensor:

@@ -17,11 +17,14 @@ padding there; everything is read once and written once.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
 
 from . import jet
+from .launch import UNFUSED
 
 TILE = 1024  # elements, 8 for each thread: eleven tiles are in registers at once
 WARPS = 4
@@ -198,6 +201,6 @@ def _grid(x: torch.Tensor) -> tuple[int]:
     return (x.shape[1] * x.shape[2] * triton.cdiv(x.shape[4], _blocks(x)[0]),)
 
 
-def _shape(x: torch.Tensor) -> dict[str, int]:
+def _shape(x: torch.Tensor) -> dict[str, Any]:
     BLOCK_N, BLOCK_S = _blocks(x)
-    return {"S": x.shape[3], "H": x.shape[2], "BLOCK_N": BLOCK_N, "BLOCK_S": BLOCK_S, "num_warps": WARPS}
+    return {"S": x.shape[3], "H": x.shape[2], "BLOCK_N": BLOCK_N, "BLOCK_S": BLOCK_S, "num_warps": WARPS, **UNFUSED}

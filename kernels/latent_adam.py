@@ -21,7 +21,7 @@ import torch
 import triton
 import triton.language as tl
 
-from .launch import tuned_config, unit_stride
+from .launch import UNFUSED, tuned_config, unit_stride
 
 
 @triton.jit
@@ -138,7 +138,7 @@ def step(
     C, L = z.shape
     if C == 0:
         return
-    grad, config = unit_stride(grad), tuned_config("latent_adam", 4, 1, L)
+    grad, config = unit_stride(grad), tuned_config("latent_adam", z, 1, L)
     with torch.cuda.device_of(z):
         _latent_adam_kernel[(triton.cdiv(C, config.BLOCK_N),)](
             z,
@@ -170,6 +170,7 @@ def step(
             BLOCK_N=config.BLOCK_N,
             BLOCK_D=config.BLOCK_D,
             num_warps=config.num_warps,
+            **UNFUSED,
         )
 
 

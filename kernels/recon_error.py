@@ -16,7 +16,7 @@ import torch
 import triton
 import triton.language as tl
 
-from .launch import split_tiles, sum_partials
+from .launch import UNFUSED, split_tiles, sum_partials
 
 
 @triton.jit
@@ -74,7 +74,7 @@ def _recon_error_kernel(
     tl.store(partials + split.to(tl.int64) * C + c, tl.sum(total, 0))
 
 
-BLOCKS = {"BLOCK": 1024, "num_warps": 4}
+BLOCKS = {"BLOCK": 1024, "num_warps": 4, **UNFUSED}
 
 
 def forward(

@@ -11,11 +11,12 @@ and backwards, with du and dw the gradients of u and w,
     dk = scale Σ_s dl q            dv = Σ_s (a + eps)/mass du          dq = scale Σ_n dl k
 
 There are at most 64 slots, so a tile [BLOCK_N, BLOCK_S] holds all slots of its inputs for one head. With one head, the
-usual case, that is the whole softmax row and one pass over k and v does everything. With several, the row runs over the
-heads too: a first kernel, `_rows_kernel`, walks over the heads with a running maximum and leaves two or three numbers
-per input (maximum, 1/sum, δ), from which each head then works alone. a itself is never in memory.
+usual case, that is the whole softmax row and one pass over k and v does everything. So it is with several heads that
+can be packed into one tile (see launch.py). Others take two passes: a first kernel, `_rows_kernel`, walks over the
+heads with a running maximum and leaves two or three numbers per input (maximum, 1/sum, δ), from which each head then
+works alone. a itself is never in memory.
 
-One program owns a head and a run of tiles of inputs and adds its sums over n up in registers, in fp32; a second kernel
+One program owns a head, or all of them packed, and a run of tiles of inputs and adds its sums over n up in registers, in fp32; a second kernel
 adds those partial sums in a fixed order. No atomics, so two runs give the same bits. A head wider than BLOCK_D is split
 into chunks of columns, each with a program of its own that computes a again.
 
@@ -29,10 +30,14 @@ import triton
 import triton.language as tl
 
 from .launch import (
+    UNFUSED,
+    WIDEST_TILE,
     dot,
     dot_rows,
     load_slot_mask,
+    load_slots,
     load_tile,
+    same_head,
     split_tiles,
     strides,
     sum_partials,
@@ -61,15 +66,37 @@ def _reciprocal(mass):
 
 
 @triton.jit
-def _slot_dot(du, u, slots, du_row, alive, H, D: tl.constexpr, BLOCK_S: tl.constexpr, BLOCK_D: tl.constexpr):
+def _slot_dot(
+    du,
+    u,
+    du_row,
+    alive,
+    H: tl.constexpr,
+    S: tl.constexpr,
+    D: tl.constexpr,
+    BLOCK_S: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    PACK: tl.constexpr = 1,
+):
     """du[s]·u[s] for each slot; u is dense."""
     total = tl.zeros([BLOCK_S], tl.float32)
-    for d in range(0, D, BLOCK_D):
+    for d in range(0, PACK * D, BLOCK_D):
         columns = d + tl.arange(0, BLOCK_D)
-        du_tile = load_tile(du, slots, du_row, alive, columns, D)
-        u_tile = load_tile(u, slots, H * D, alive, columns, D)
+        du_tile = load_slots(du, du_row, alive, columns, S, D, BLOCK_S, PACK)
+        u_tile = load_slots(u, H * D, alive, columns, S, D, BLOCK_S, PACK)
         total += tl.sum(du_tile.to(tl.float32) * u_tile.to(tl.float32), 1)
     return total
+
+
+@triton.jit
+def _sum_of_heads(a, S: tl.constexpr, BLOCK_S: tl.constexpr, PACK: tl.constexpr):
+    """w [BLOCK_N, BLOCK_S], of which the first S columns count: Σ over the packed heads of a."""
+    if PACK == 1:
+        return a
+    else:
+        rows, columns = tl.arange(0, BLOCK_S)[:, None], tl.arange(0, BLOCK_S)[None, :]
+        chosen = ((rows % S == columns) & (rows < PACK * S)).to(tl.float32)
+        return dot(a, chosen, tl.zeros_like(a))
 
 
 @triton.jit
@@ -122,7 +149,7 @@ def _rows_kernel(
     e_da_sum = tl.zeros([BLOCK_N], tl.float32)  # Σ_{s,h} exp(logits − running) da
     for h in range(H):
         k_head, q_head = k + h * k_stride[2], q + h * q_stride[2]
-        logits = dot_rows(k_head, inputs, k_row, inside, q_head, slots, q_row, alive, D, BLOCK_N, BLOCK_S, BLOCK_D)
+        logits = dot_rows(k_head, k_row, inside, q_head, q_row, alive, S, D, BLOCK_N, BLOCK_S, BLOCK_D)
         logits = tl.where(alive[None, :], logits * scale, float("-inf"))
         now = tl.maximum(running, tl.max(logits, 1))
         safe = tl.where(now == float("-inf"), 0.0, now)
@@ -133,8 +160,8 @@ def _rows_kernel(
             v_head = v + b * v_stride[0] + start * v_row + h * v_stride[2]
             du_head = du + b * du_stride[0] + h * du_stride[2]
             u_head = u + b * S * H * D + h * D
-            da = dot_rows(v_head, inputs, v_row, inside, du_head, slots, du_row, alive, D, BLOCK_N, BLOCK_S, BLOCK_D)
-            du_u = _slot_dot(du_head, u_head, slots, du_row, alive, H, D, BLOCK_S, BLOCK_D)
+            da = dot_rows(v_head, v_row, inside, du_head, du_row, alive, S, D, BLOCK_N, BLOCK_S, BLOCK_D)
+            du_u = _slot_dot(du_head, u_head, du_row, alive, H, S, D, BLOCK_S, BLOCK_D)
             mass_row = tl.load(mass + (b * S + slots) * H + h, mask=alive, other=0.0)
             da = (da - du_u[None, :]) * _reciprocal(mass_row)[None, :]
             e_da_sum = e_da_sum * shrink + tl.sum(e * da, 1)
@@ -166,9 +193,9 @@ def _forward_kernel(
     k,
     v,
     slot_mask,
-    largest,  # [B,N], None with one head
+    largest,  # [B,N], None where a tile holds the whole row
     inverse,
-    w,  # None with several heads: _rows_kernel writes it
+    w,  # None where _rows_kernel writes it
     u_partials,  # [splits,B,S,H,D] fp32
     mass_partials,  # [splits,B,S,H] fp32
     scale,
@@ -187,27 +214,30 @@ def _forward_kernel(
     k_row: tl.constexpr,
     v_row: tl.constexpr,
     D: tl.constexpr,
+    PACK: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_S: tl.constexpr,
     BLOCK_D: tl.constexpr,
 ):
     # Chunk and head change fastest: programs that run together read neighbouring memory.
-    CHUNKS: tl.constexpr = (D + BLOCK_D - 1) // BLOCK_D
+    WIDTH: tl.constexpr = PACK * D
+    CHUNKS: tl.constexpr = (WIDTH + BLOCK_D - 1) // BLOCK_D
+    GROUPS: tl.constexpr = H // PACK
     program = tl.program_id(0)
     chunk = program % CHUNKS
-    h = program // CHUNKS % H
-    split = (program // (CHUNKS * H) % splits).to(tl.int64)
-    b = (program // (CHUNKS * H) // splits).to(tl.int64)  # 64 bit: a batch may hold more than 2³¹ elements
+    h = program // CHUNKS % GROUPS * PACK
+    split = (program // (CHUNKS * GROUPS) % splits).to(tl.int64)
+    b = (program // (CHUNKS * GROUPS) // splits).to(tl.int64)  # 64 bit: a batch may hold more than 2³¹ elements
     inputs = tl.arange(0, BLOCK_N)
-    slots = tl.arange(0, BLOCK_S)
+    rows = tl.arange(0, BLOCK_S)
     own = chunk * BLOCK_D + tl.arange(0, BLOCK_D)
-    alive = load_slot_mask(slot_mask, mask_stride, b, S, BLOCK_S)
-    written = slots < tl.where(chunk == 0, S, 0)  # w and mass are the same in all chunks: the first one writes them
+    alive = load_slot_mask(slot_mask, mask_stride, b, S, BLOCK_S, PACK)
+    writes = chunk == 0  # w and mass are the same in all chunks
     q += b * q_stride[0] + h * q_stride[2]
     k += b * k_stride[0] + h * k_stride[2]
     v += b * v_stride[0] + h * v_stride[2]
 
-    q_tile = load_tile(q, slots, q_row, alive, own, D)  # q stays for all tiles
+    q_tile = load_slots(q, q_row, alive, own, S, D, BLOCK_S, PACK)  # q stays for all tiles
     a_sum = tl.zeros([BLOCK_N, BLOCK_S], tl.float32)
     av_sum = tl.zeros([BLOCK_S, BLOCK_D], tl.float32)
     first = split * tiles_per_split
@@ -215,12 +245,12 @@ def _forward_kernel(
         start = tile * BLOCK_N
         inside = inputs < N - start
         k_rows = k + start * k_row
-        if D <= BLOCK_D:
-            k_tile = load_tile(k_rows, inputs, k_row, inside, own, D)
+        if CHUNKS == 1:
+            k_tile = load_tile(k_rows, inputs, k_row, inside, own, WIDTH)
             logits = dot(k_tile, tl.trans(q_tile), tl.zeros([BLOCK_N, BLOCK_S], tl.float32))
         else:
-            logits = dot_rows(k_rows, inputs, k_row, inside, q, slots, q_row, alive, D, BLOCK_N, BLOCK_S, BLOCK_D)
-        v_tile = load_tile(v + start * v_row, inputs, v_row, inside, own, D)
+            logits = dot_rows(k_rows, k_row, inside, q, q_row, alive, S, D, BLOCK_N, BLOCK_S, BLOCK_D, PACK)
+        v_tile = load_tile(v + start * v_row, inputs, v_row, inside, own, WIDTH)
         logits = tl.where(alive[None, :], logits * scale, float("-inf"))
         if largest is None:
             row_max, row_inverse = _softmax_row(logits)
@@ -230,20 +260,24 @@ def _forward_kernel(
         a = tl.exp(logits - row_max[:, None]) * row_inverse[:, None]
         if w is not None:
             tl.store(
-                w + (b * N + start) * S + inputs[:, None] * S + slots[None, :],
-                a.to(w.dtype.element_ty),
-                mask=inside[:, None] & written[None, :],
+                w + (b * N + start) * S + inputs[:, None] * S + rows[None, :],
+                _sum_of_heads(a, S, BLOCK_S, PACK).to(w.dtype.element_ty),
+                mask=inside[:, None] & (rows < tl.where(writes, S, 0))[None, :],
             )
         a = tl.where(alive[None, :] & inside[:, None], a + eps, 0.0)
         a_sum += a
         av_sum = dot(tl.trans((a * GAIN).to(v_tile.dtype)), v_tile, av_sum)
 
-    slot = (split * B + b) * S * H + slots * H + h
-    tl.store(mass_partials + slot, tl.sum(a_sum, 0), mask=written)
+    first_slot = (split * B + b) * S
     tl.store(
-        u_partials + ((split * B + b) * S * H + h) * D + slots[:, None] * (H * D) + own[None, :],
+        mass_partials + (first_slot + rows % S) * H + h + rows // S,
+        tl.sum(a_sum, 0),
+        mask=rows < tl.where(writes, PACK * S, 0),
+    )
+    tl.store(
+        u_partials + (first_slot * H + h) * D + (rows % S)[:, None] * (H * D) + own[None, :],
         av_sum / GAIN,
-        mask=(slots < S)[:, None] & (own < D)[None, :],
+        mask=same_head(own, S, D, BLOCK_S, PACK),
     )
 
 
@@ -284,7 +318,7 @@ def _backward_kernel(
     slot_mask,
     u,
     mass,
-    largest,  # [B,N], None with one head
+    largest,  # [B,N], None where a tile holds the whole row
     inverse,
     delta,
     dk,
@@ -310,43 +344,46 @@ def _backward_kernel(
     du_row: tl.constexpr,
     dw_row: tl.constexpr,
     D: tl.constexpr,
+    PACK: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_S: tl.constexpr,
     BLOCK_D: tl.constexpr,
 ):
-    CHUNKS: tl.constexpr = (D + BLOCK_D - 1) // BLOCK_D
+    WIDTH: tl.constexpr = PACK * D
+    CHUNKS: tl.constexpr = (WIDTH + BLOCK_D - 1) // BLOCK_D
+    GROUPS: tl.constexpr = H // PACK
     program = tl.program_id(0)
-    h = program // CHUNKS % H
-    split = (program // (CHUNKS * H) % splits).to(tl.int64)
-    b = (program // (CHUNKS * H) // splits).to(tl.int64)
+    h = program // CHUNKS % GROUPS * PACK
+    split = (program // (CHUNKS * GROUPS) % splits).to(tl.int64)
+    b = (program // (CHUNKS * GROUPS) // splits).to(tl.int64)
     inputs = tl.arange(0, BLOCK_N)
-    slots = tl.arange(0, BLOCK_S)
+    rows = tl.arange(0, BLOCK_S)
     own = program % CHUNKS * BLOCK_D + tl.arange(0, BLOCK_D)
-    alive = load_slot_mask(slot_mask, mask_stride, b, S, BLOCK_S)
+    alive = load_slot_mask(slot_mask, mask_stride, b, S, BLOCK_S, PACK)
     q += b * q_stride[0] + h * q_stride[2]
     k += b * k_stride[0] + h * k_stride[2]
     v += b * v_stride[0] + h * v_stride[2]
     du += b * du_stride[0] + h * du_stride[2]
     u += b * S * H * D + h * D
 
-    inverse_mass = _reciprocal(tl.load(mass + (b * S + slots) * H + h, mask=alive, other=0.0))
-    du_u = _slot_dot(du, u, slots, du_row, alive, H, D, BLOCK_S, BLOCK_D)
-    q_tile = load_tile(q, slots, q_row, alive, own, D)  # q and du stay for all tiles
-    du_tile = load_tile(du, slots, du_row, alive, own, D)
+    inverse_mass = _reciprocal(tl.load(mass + (b * S + rows % S) * H + h + rows // S, mask=alive, other=0.0))
+    du_u = _slot_dot(du, u, du_row, alive, H, S, D, BLOCK_S, BLOCK_D, PACK)
+    q_tile = load_slots(q, q_row, alive, own, S, D, BLOCK_S, PACK)  # q and du stay for all tiles
+    du_tile = load_slots(du, du_row, alive, own, S, D, BLOCK_S, PACK)
     dq = tl.zeros([BLOCK_S, BLOCK_D], tl.float32)
     first = split * tiles_per_split
     for tile in range(first, min(first + tiles_per_split, tl.cdiv(N, BLOCK_N))):
         start = tile * BLOCK_N
         inside = inputs < N - start
         k_rows, v_rows = k + start * k_row, v + start * v_row
-        k_tile = load_tile(k_rows, inputs, k_row, inside, own, D)
-        if D <= BLOCK_D:
-            v_tile = load_tile(v_rows, inputs, v_row, inside, own, D)
+        k_tile = load_tile(k_rows, inputs, k_row, inside, own, WIDTH)
+        if CHUNKS == 1:
+            v_tile = load_tile(v_rows, inputs, v_row, inside, own, WIDTH)
             logits = dot(k_tile, tl.trans(q_tile), tl.zeros([BLOCK_N, BLOCK_S], tl.float32))
             da = dot(v_tile, tl.trans(du_tile), tl.zeros([BLOCK_N, BLOCK_S], tl.float32))
         else:
-            logits = dot_rows(k_rows, inputs, k_row, inside, q, slots, q_row, alive, D, BLOCK_N, BLOCK_S, BLOCK_D)
-            da = dot_rows(v_rows, inputs, v_row, inside, du, slots, du_row, alive, D, BLOCK_N, BLOCK_S, BLOCK_D)
+            logits = dot_rows(k_rows, k_row, inside, q, q_row, alive, S, D, BLOCK_N, BLOCK_S, BLOCK_D, PACK)
+            da = dot_rows(v_rows, v_row, inside, du, du_row, alive, S, D, BLOCK_N, BLOCK_S, BLOCK_D, PACK)
         logits = tl.where(alive[None, :], logits * scale, float("-inf"))
         if largest is None:
             row_max, row_inverse = _softmax_row(logits)
@@ -356,7 +393,9 @@ def _backward_kernel(
         a = tl.exp(logits - row_max[:, None]) * row_inverse[:, None]
         da = (da - du_u[None, :]) * inverse_mass[None, :]
         if dw is not None:
-            dw_tile = load_tile(dw + b * dw_stride[0] + start * dw_row, inputs, dw_row, inside, slots, S)
+            dw_rows = dw + b * dw_stride[0] + start * dw_row
+            exists = inside[:, None] & (rows < PACK * S)[None, :]
+            dw_tile = tl.load(dw_rows + inputs[:, None] * dw_row + (rows % S)[None, :], mask=exists, other=0.0)
             da += dw_tile.to(tl.float32)
         if largest is None:
             row_delta = tl.sum(a * da, 1)
@@ -367,24 +406,25 @@ def _backward_kernel(
         dk_tile = dot(dl, q_tile, tl.zeros([BLOCK_N, BLOCK_D], tl.float32))
         dv_tile = dot(share.to(du_tile.dtype), du_tile, tl.zeros([BLOCK_N, BLOCK_D], tl.float32)) / GAIN
         to_input = ((b * N + start) * H + h) * D + inputs[:, None] * (H * D) + own[None, :]
-        present = inside[:, None] & (own < D)[None, :]
+        present = inside[:, None] & (own < WIDTH)[None, :]
         tl.store(dk + to_input, dk_tile.to(dk.dtype.element_ty), mask=present)
         tl.store(dv + to_input, dv_tile.to(dv.dtype.element_ty), mask=present)
         dq = dot(tl.trans(dl), k_tile, dq)
 
     tl.store(
-        dq_partials + ((split * B + b) * S * H + h) * D + slots[:, None] * (H * D) + own[None, :],
+        dq_partials + ((split * B + b) * S * H + h) * D + (rows % S)[:, None] * (H * D) + own[None, :],
         dq,
-        mask=(slots < S)[:, None] & (own < D)[None, :],
+        mask=same_head(own, S, D, BLOCK_S, PACK),
     )
 
 
 NORMALISE_SPLITS = 8  # partial sums _normalise_kernel reads at a time
 
 
-# A product that is fused with the first addition of a sum over threads is rounded in the neighbour's sum and not in its
-# own: threads that should hold the same sum differ in its last bit, and which of them stores it is nobody's choice.
-UNFUSED = {"enable_fp_fusion": False}
+def _packed_heads(H: int, S: int, D: int, *tensors: torch.Tensor) -> int:
+    """All heads, where one tile holds them and they lie side by side; else one."""
+    fits = H * S <= 64 and H * D <= WIDEST_TILE and all(tensor.stride(-2) == D for tensor in tensors)
+    return H if fits else 1
 
 
 def forward(
@@ -405,15 +445,16 @@ def forward(
         return v.new_zeros((B, S, H, D)), w, q.new_zeros((B, S, H), dtype=torch.float32)
     u = v.new_empty((B, S, H, D))
     mass = q.new_empty((B, S, H), dtype=torch.float32)
-    config = tuned_config("slot_competition forward", k.element_size(), S, D)
+    pack = _packed_heads(H, S, D, q, k, v)
+    config = tuned_config("slot_competition forward", k, pack * S, pack * D)
     tiles = triton.cdiv(N, config.BLOCK_N)
-    splits, tiles_per_split = split_tiles(tiles, B * H, u.numel() * 4, k.numel() * k.element_size())
+    splits, tiles_per_split = split_tiles(tiles, B * H // pack, u.numel() * 4, k.numel() * k.element_size())
     u_partials = q.new_empty((splits, B, S, H, D), dtype=torch.float32)
     mass_partials = q.new_empty((splits, B, S, H), dtype=torch.float32)
     w_to_write = w if return_weights else None
     largest = inverse = None
     with torch.cuda.device_of(q):
-        if H > 1:
+        if H > pack:
             largest, inverse = q.new_empty((2, B, N), dtype=torch.float32)
             _rows_kernel[(B * tiles,)](
                 q,
@@ -444,10 +485,10 @@ def forward(
                 S=S,
                 H=H,
                 D=D,
-                **config._asdict(),
+                **config.options(),
             )
             w_to_write = None
-        _forward_kernel[(B * splits * H * triton.cdiv(D, config.BLOCK_D),)](
+        _forward_kernel[(B * splits * H // pack * triton.cdiv(pack * D, config.BLOCK_D),)](
             q,
             k,
             v,
@@ -473,7 +514,8 @@ def forward(
             S=S,
             H=H,
             D=D,
-            **config._asdict(),
+            PACK=pack,
+            **config.options(),
         )
         _normalise_kernel[(B * S * H,)](
             u_partials,
@@ -484,6 +526,7 @@ def forward(
             splits,
             D=D,
             BLOCK_P=NORMALISE_SPLITS,
+            **UNFUSED,
             BLOCK_D=triton.next_power_of_2(D),
         )
     return u, w, mass
@@ -516,13 +559,14 @@ def backward(
     updates, mass = updates.contiguous(), mass.contiguous()
     slot_mask = None if slot_mask is None else unit_stride(slot_mask)
     grad_weights = None if grad_weights is None else unit_stride(grad_weights)
-    config = tuned_config("slot_competition backward", k.element_size(), S, D)
+    pack = _packed_heads(H, S, D, grad_updates, q, k, v)
+    config = tuned_config("slot_competition backward", k, pack * S, pack * D)
     tiles = triton.cdiv(N, config.BLOCK_N)
-    splits, tiles_per_split = split_tiles(tiles, B * H, grad_q.numel() * 4, k.numel() * k.element_size())
+    splits, tiles_per_split = split_tiles(tiles, B * H // pack, grad_q.numel() * 4, k.numel() * k.element_size())
     partials = q.new_empty((1, splits, B, S, H, D), dtype=torch.float32)
     largest = inverse = delta = None
     with torch.cuda.device_of(q):
-        if H > 1:
+        if H > pack:
             largest, inverse, delta = q.new_empty((3, B, N), dtype=torch.float32)
             _rows_kernel[(B * tiles,)](
                 q,
@@ -553,10 +597,9 @@ def backward(
                 S=S,
                 H=H,
                 D=D,
-                **config._asdict(),
-                **UNFUSED,
+                **config.options(),
             )
-        _backward_kernel[(B * splits * H * triton.cdiv(D, config.BLOCK_D),)](
+        _backward_kernel[(B * splits * H // pack * triton.cdiv(pack * D, config.BLOCK_D),)](
             grad_updates,
             grad_weights,
             q,
@@ -591,8 +634,8 @@ def backward(
             S=S,
             H=H,
             D=D,
-            **config._asdict(),
-            **UNFUSED,
+            PACK=pack,
+            **config.options(),
         )
         sum_partials(partials, grad_q)
     return grad_q, grad_k, grad_v

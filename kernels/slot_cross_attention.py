@@ -14,9 +14,10 @@ no rescaling, and p is cheaper to compute again in the backward pass than to sav
 padded and masked slots get −inf and are never read, so what lies in them cannot leak. An image whose slots are all
 masked gets o = 0 and w = 0.
 
-Forward: one program owns a tile of pixels and walks over the heads, so the mean over heads stays in registers.
-Backward: w enters only through dw, which every head can read, so one program owns a head and a run of pixel tiles,
-keeps k and v, and adds dk and dv up in registers; `launch.sum_partials` ends the sum.
+Forward: one program walks over a few tiles of pixels and all heads, so the mean over heads stays in registers.
+Backward: w enters only through dw, which every head can read, so one program owns a head, or PACK heads in one tile
+(see launch.py), and a run of pixel tiles, keeps k and v, and adds dk and dv up in registers; `launch.sum_partials` ends
+the sum.
 
 A head wider than BLOCK_D is read in chunks of columns. Forward walks over them; backward gives each chunk of the
 gradients a program of its own, which computes p again.
@@ -31,8 +32,14 @@ import triton.language as tl
 from .launch import (
     dot,
     dot_rows,
+    head_max,
+    head_sum,
     load_slot_mask,
+    load_slots,
     load_tile,
+    neighbouring_tiles,
+    packed_heads,
+    same_head,
     split_tiles,
     strides,
     sum_partials,
@@ -42,13 +49,12 @@ from .launch import (
 
 
 @triton.jit
-def _softmax_over_slots(s, alive):
+def _softmax_over_slots(s, alive, S: tl.constexpr, BLOCK_S: tl.constexpr, PACK: tl.constexpr):
+    """p; zero, not NaN, where no slot takes part."""
     s = tl.where(alive[None, :], s, float("-inf"))
-    largest = tl.max(s, 1)
-    largest = tl.where(largest == float("-inf"), 0.0, largest)  # no slot takes part: p = 0, not NaN
-    e = tl.exp(s - largest[:, None])
-    total = tl.sum(e, 1)
-    return e * (1.0 / tl.where(total == 0.0, 1.0, total))[:, None]
+    e = tl.exp(s - head_max(s, S, BLOCK_S, PACK))
+    total = head_sum(e, S, BLOCK_S, PACK)
+    return e * (1.0 / tl.where(total == 0.0, 1.0, total))
 
 
 @triton.jit
@@ -71,44 +77,44 @@ def _forward_kernel(
     k_row: tl.constexpr,
     v_row: tl.constexpr,
     D: tl.constexpr,
+    TILES: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_S: tl.constexpr,
     BLOCK_D: tl.constexpr,
 ):
-    tiles = tl.cdiv(N, BLOCK_N)
-    b = (tl.program_id(0) // tiles).to(tl.int64)  # 64 bit: a batch may hold more than 2³¹ elements
-    start = (tl.program_id(0) % tiles).to(tl.int64) * BLOCK_N
+    runs = tl.cdiv(N, TILES * BLOCK_N)
+    b = (tl.program_id(0) // runs).to(tl.int64)  # 64 bit: a batch may hold more than 2³¹ elements
+    run = (tl.program_id(0) % runs).to(tl.int64)
     pixels = tl.arange(0, BLOCK_N)
     slots = tl.arange(0, BLOCK_S)
     columns = tl.arange(0, BLOCK_D)
-    inside = pixels < N - start
     alive = load_slot_mask(slot_mask, mask_stride, b, S, BLOCK_S)
-    q += b * q_stride[0] + start * q_row
     k += b * k_stride[0]
     v += b * v_stride[0]
-    o += (b * N + start) * H * D
-
-    w_sum = tl.zeros([BLOCK_N, BLOCK_S], tl.float32)
-    for h in range(H):
-        q_head, k_head = q + h * q_stride[2], k + h * k_stride[2]
-        s = dot_rows(q_head, pixels, q_row, inside, k_head, slots, k_row, alive, D, BLOCK_N, BLOCK_S, BLOCK_D)
-        p = _softmax_over_slots(s * scale, alive)
-        w_sum += p
-        for d in range(0, D, BLOCK_D):
-            v_tile = load_tile(v + h * v_stride[2], slots, v_row, alive, d + columns, D)
-            o_tile = dot(p.to(v_tile.dtype), v_tile, tl.zeros([BLOCK_N, BLOCK_D], tl.float32))
+    for tile in range(TILES):
+        start = (run * TILES + tile) * BLOCK_N
+        inside = pixels < N - start
+        q_rows, o_rows = q + b * q_stride[0] + start * q_row, o + (b * N + start) * H * D
+        w_sum = tl.zeros([BLOCK_N, BLOCK_S], tl.float32)
+        for h in range(H):
+            q_head, k_head = q_rows + h * q_stride[2], k + h * k_stride[2]
+            s = dot_rows(q_head, q_row, inside, k_head, k_row, alive, S, D, BLOCK_N, BLOCK_S, BLOCK_D)
+            p = _softmax_over_slots(s * scale, alive, S, BLOCK_S, 1)
+            w_sum += p
+            for d in range(0, D, BLOCK_D):
+                v_tile = load_slots(v + h * v_stride[2], v_row, alive, d + columns, S, D, BLOCK_S, 1)
+                o_tile = dot(p.to(v_tile.dtype), v_tile, tl.zeros([BLOCK_N, BLOCK_D], tl.float32))
+                tl.store(
+                    o_rows + pixels[:, None] * (H * D) + h * D + (d + columns)[None, :],
+                    o_tile.to(o.dtype.element_ty),
+                    mask=inside[:, None] & (d + columns < D)[None, :],
+                )
+        if w is not None:
             tl.store(
-                o + pixels[:, None] * (H * D) + h * D + (d + columns)[None, :],
-                o_tile.to(o.dtype.element_ty),
-                mask=inside[:, None] & (d + columns < D)[None, :],
+                w + (b * N + start) * S + pixels[:, None] * S + slots[None, :],
+                (w_sum / H).to(w.dtype.element_ty),
+                mask=inside[:, None] & (slots < S)[None, :],
             )
-    if w is not None:
-        w += (b * N + start) * S
-        tl.store(
-            w + pixels[:, None] * S + slots[None, :],
-            (w_sum / H).to(w.dtype.element_ty),
-            mask=inside[:, None] & (slots < S)[None, :],
-        )
 
 
 @triton.jit
@@ -141,27 +147,30 @@ def _backward_kernel(
     k_row: tl.constexpr,
     v_row: tl.constexpr,
     D: tl.constexpr,
+    PACK: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_S: tl.constexpr,
     BLOCK_D: tl.constexpr,
 ):
     # Chunk and head change fastest: programs that run together read neighbouring memory.
-    CHUNKS: tl.constexpr = (D + BLOCK_D - 1) // BLOCK_D
+    WIDTH: tl.constexpr = PACK * D
+    CHUNKS: tl.constexpr = (WIDTH + BLOCK_D - 1) // BLOCK_D
+    GROUPS: tl.constexpr = H // PACK
     program = tl.program_id(0)
     own = program % CHUNKS * BLOCK_D + tl.arange(0, BLOCK_D)
-    h = program // CHUNKS % H
-    split = (program // (CHUNKS * H) % splits).to(tl.int64)
-    b = (program // (CHUNKS * H) // splits).to(tl.int64)
-    slots = tl.arange(0, BLOCK_S)
-    alive = load_slot_mask(slot_mask, mask_stride, b, S, BLOCK_S)
+    h = program // CHUNKS % GROUPS * PACK
+    split = (program // (CHUNKS * GROUPS) % splits).to(tl.int64)
+    b = (program // (CHUNKS * GROUPS) // splits).to(tl.int64)
+    slots = tl.arange(0, BLOCK_S) % S
+    alive = load_slot_mask(slot_mask, mask_stride, b, S, BLOCK_S, PACK)
     do += b * do_stride[0] + h * do_stride[2]
     q += b * q_stride[0] + h * q_stride[2]
     k += b * k_stride[0] + h * k_stride[2]
     v += b * v_stride[0] + h * v_stride[2]
     dq += b * N * H * D + h * D
 
-    k_tile = load_tile(k, slots, k_row, alive, own, D)  # k and v stay for all tiles
-    v_tile = load_tile(v, slots, v_row, alive, own, D)
+    k_tile = load_slots(k, k_row, alive, own, S, D, BLOCK_S, PACK)  # k and v stay for all tiles
+    v_tile = load_slots(v, v_row, alive, own, S, D, BLOCK_S, PACK)
     dk = tl.zeros([BLOCK_S, BLOCK_D], tl.float32)
     dv = tl.zeros([BLOCK_S, BLOCK_D], tl.float32)
     first = split * tiles_per_split
@@ -169,32 +178,34 @@ def _backward_kernel(
         start = tile * BLOCK_N
         pixels = tl.arange(0, BLOCK_N)
         inside = pixels < N - start
-        q_tile = load_tile(q + start * q_row, pixels, q_row, inside, own, D)
-        do_tile = load_tile(do + start * do_row, pixels, do_row, inside, own, D)
-        if D <= BLOCK_D:
+        q_tile = load_tile(q + start * q_row, pixels, q_row, inside, own, WIDTH)
+        do_tile = load_tile(do + start * do_row, pixels, do_row, inside, own, WIDTH)
+        if CHUNKS == 1:
             s = dot(q_tile, tl.trans(k_tile), tl.zeros([BLOCK_N, BLOCK_S], tl.float32))
             dp = dot(do_tile, tl.trans(v_tile), tl.zeros([BLOCK_N, BLOCK_S], tl.float32))
         else:
             q_rows, do_rows = q + start * q_row, do + start * do_row
-            s = dot_rows(q_rows, pixels, q_row, inside, k, slots, k_row, alive, D, BLOCK_N, BLOCK_S, BLOCK_D)
-            dp = dot_rows(do_rows, pixels, do_row, inside, v, slots, v_row, alive, D, BLOCK_N, BLOCK_S, BLOCK_D)
-        p = _softmax_over_slots(s * scale, alive)
+            s = dot_rows(q_rows, q_row, inside, k, k_row, alive, S, D, BLOCK_N, BLOCK_S, BLOCK_D, PACK)
+            dp = dot_rows(do_rows, do_row, inside, v, v_row, alive, S, D, BLOCK_N, BLOCK_S, BLOCK_D, PACK)
+        p = _softmax_over_slots(s * scale, alive, S, BLOCK_S, PACK)
         if dw is not None:
-            dw_tile = load_tile(dw + b * dw_stride[0] + start * dw_row, pixels, dw_row, inside, slots, S)
+            dw_rows = dw + b * dw_stride[0] + start * dw_row
+            present = inside[:, None] & (tl.arange(0, BLOCK_S) < PACK * S)[None, :]
+            dw_tile = tl.load(dw_rows + pixels[:, None] * dw_row + slots[None, :], mask=present, other=0.0)
             dp += dw_tile.to(tl.float32) / H
-        ds = p * (dp - tl.sum(p * dp, 1)[:, None]) * scale
+        ds = p * (dp - head_sum(p * dp, S, BLOCK_S, PACK)) * scale
         ds = ds.to(q_tile.dtype)
         dq_tile = dot(ds, k_tile, tl.zeros([BLOCK_N, BLOCK_D], tl.float32))
         tl.store(
             dq + start * H * D + pixels[:, None] * (H * D) + own[None, :],
             dq_tile.to(dq.dtype.element_ty),
-            mask=inside[:, None] & (own < D)[None, :],
+            mask=inside[:, None] & (own < WIDTH)[None, :],
         )
         dk = dot(tl.trans(ds), q_tile, dk)
         dv = dot(tl.trans(p.to(do_tile.dtype)), do_tile, dv)
 
     to_slot = ((split * B + b) * S * H + h) * D + slots[:, None] * (H * D) + own[None, :]
-    present = (slots < S)[:, None] & (own < D)[None, :]
+    present = same_head(own, S, D, BLOCK_S, PACK)
     tl.store(dk_partials + to_slot, dk, mask=present)
     tl.store(dv_partials + to_slot, dv, mask=present)
 
@@ -215,9 +226,10 @@ def forward(
     if o.numel() == 0:
         return o, w
     slot_mask = None if slot_mask is None else unit_stride(slot_mask)
-    config = tuned_config("slot_cross_attention forward", q.element_size(), S, D)
+    config = tuned_config("slot_cross_attention forward", q, S, D)
+    tiles = neighbouring_tiles(config)
     with torch.cuda.device_of(q):
-        _forward_kernel[(B * triton.cdiv(N, config.BLOCK_N),)](
+        _forward_kernel[(B * triton.cdiv(N, tiles * config.BLOCK_N),)](
             q,
             k,
             v,
@@ -236,7 +248,8 @@ def forward(
             S=S,
             H=H,
             D=D,
-            **config._asdict(),
+            TILES=tiles,
+            **config.options(),
         )
     return o, w
 
@@ -259,13 +272,14 @@ def backward(
     grad_k, grad_v = k.new_empty((B, S, H, D)), v.new_empty((B, S, H, D))
     slot_mask = None if slot_mask is None else unit_stride(slot_mask)
     grad_weights = None if grad_weights is None else unit_stride(grad_weights)
-    config = tuned_config("slot_cross_attention backward", q.element_size(), S, D)
+    pack = packed_heads(H, S, D, q.element_size(), q, k, v, grad_out)
+    config = tuned_config("slot_cross_attention backward", q, pack * S, pack * D)
     splits, tiles_per_split = split_tiles(
-        triton.cdiv(N, config.BLOCK_N), B * H, 2 * grad_k.numel() * 4, grad_q.numel() * q.element_size()
+        triton.cdiv(N, config.BLOCK_N), B * H // pack, 2 * grad_k.numel() * 4, grad_q.numel() * q.element_size()
     )
     partials = q.new_empty((2, splits, B, S, H, D), dtype=torch.float32)
     with torch.cuda.device_of(q):
-        _backward_kernel[(B * splits * H * triton.cdiv(D, config.BLOCK_D),)](
+        _backward_kernel[(B * splits * H // pack * triton.cdiv(pack * D, config.BLOCK_D),)](
             grad_out,
             grad_weights,
             q,
@@ -293,7 +307,8 @@ def backward(
             S=S,
             H=H,
             D=D,
-            **config._asdict(),
+            PACK=pack,
+            **config.options(),
         )
         sum_partials(partials, grad_k, grad_v)
     return grad_q, grad_k, grad_v

@@ -19,7 +19,7 @@ from triton.runtime.jit import JITFunction
 
 from compgen_fast.prove.ahead_of_time import TARGETS, Argument, Launch, compile_with_arguments
 from compgen_fast.prove.emulator import Block, GlobalMemory, Memory, parse
-from compgen_fast.prove.emulator.memory import Traffic
+from compgen_fast.prove.emulator.memory import Bytes, TracedMemory, Traffic
 
 
 @dataclass
@@ -28,6 +28,8 @@ class Emulation:
 
     name: str
     blocks: int
+    """In the grid; ``loads``, ``stores`` and ``executed`` are of those that ran, which is all of them unless traced."""
+    ran: int
     loads: dict[str, Traffic] = field(default_factory=dict)
     stores: dict[str, Traffic] = field(default_factory=dict)
     executed: dict[str, int] = field(default_factory=dict)
@@ -52,8 +54,32 @@ def emulated(inputs: Sequence[torch.Tensor | None], target: str = "sm_80") -> It
         yield found
 
 
+@contextlib.contextmanager
+def traced(sample: int, target: str = "sm_80") -> Iterator[list[Emulation]]:
+    """Within the block, of each launch ``sample`` consecutive blocks are emulated, from the middle of the grid, on
+    tensors of any size, and only what they move is noted: nothing is checked, and the results are incomplete.
+    """
+    found: list[Emulation] = []
+
+    def run(self: JITFunction, *arguments: Any, grid: tuple[int, ...], warmup: bool, **options: Any) -> None:
+        found.append(_emulate(Launch(self, arguments, options, grid), target, _Traced(), sample))
+
+    with mock.patch.object(JITFunction, "run", run):
+        yield found
+
+
+class _Traced:
+    """Memory of which only traffic is noted."""
+
+    def memory(self, argument: Argument) -> Memory:
+        return TracedMemory(_content(argument.value), argument.name, _base(argument.value))
+
+    def shared(self, size: int) -> Memory:
+        return TracedMemory(np.zeros(size, np.uint8), "shared memory", 0)
+
+
 class _Known:
-    """Which bytes of which storage have a value, from one launch to the next."""
+    """Memory that is watched, and which bytes of which storage have a value, from one launch to the next."""
 
     def __init__(self, inputs: Sequence[torch.Tensor]) -> None:
         self.defined = {_base(tensor): np.ones(_size(tensor), bool) for tensor in inputs}
@@ -61,12 +87,14 @@ class _Known:
 
     def memory(self, argument: Argument) -> Memory:
         tensor = argument.value
-        base, size = _base(tensor), _size(tensor)
-        content = np.ctypeslib.as_array((ctypes.c_uint8 * size).from_address(base))
-        memory = Memory(content, argument.name, defined=False, base=base)
+        base = _base(tensor)
+        memory = Memory(_content(tensor), argument.name, defined=False, base=base)
         memory.defined = self.defined.setdefault(base, memory.defined)
         self.kept.append(tensor)
         return memory
+
+    def shared(self, size: int) -> Memory:
+        return Memory(np.zeros(size, np.uint8), "shared memory", defined=False)
 
 
 def _base(tensor: torch.Tensor) -> int:
@@ -77,19 +105,27 @@ def _size(tensor: torch.Tensor) -> int:
     return int(tensor.untyped_storage().nbytes())
 
 
-def _emulate(launch: Launch, target: str, known: _Known) -> Emulation:
+def _content(tensor: torch.Tensor) -> Bytes:
+    return np.ctypeslib.as_array((ctypes.c_uint8 * _size(tensor)).from_address(_base(tensor)))
+
+
+def _emulate(launch: Launch, target: str, kind: _Known | _Traced, sample: int | None = None) -> Emulation:
     compiled, arguments = compile_with_arguments(launch, TARGETS[target])
     program = parse(compiled.asm["ptx"])
     buffers: dict[int, Memory] = {}
     for argument in arguments:
         if isinstance(argument.value, torch.Tensor) and argument.value.numel():
-            buffers.setdefault(_base(argument.value), known.memory(argument))
+            buffers.setdefault(_base(argument.value), kind.memory(argument))
     parameters = [_bits(argument) for argument in arguments]
     parameters += [0] * (len(program.parameters) - len(parameters))  # scratch memory, which our kernels do not use
     memory, grid = GlobalMemory(list(buffers.values())), _three(launch.grid)
-    emulation = Emulation(launch.name, int(np.prod(grid)))
-    for z, y, x in itertools.product(*(range(count) for count in reversed(grid))):
-        block = Block(program, parameters, memory, max(16, compiled.metadata.shared), (x, y, z), grid)
+    places = list(itertools.product(*(range(count) for count in reversed(grid))))
+    if sample is not None:
+        first = len(places) // 2 // sample * sample
+        places = places[first : first + sample]
+    emulation = Emulation(launch.name, int(np.prod(grid)), len(places))
+    for z, y, x in places:
+        block = Block(program, parameters, memory, kind.shared(max(16, compiled.metadata.shared)), (x, y, z), grid)
         block.run()
         for opcode, count in block.executed.items():
             emulation.executed[opcode] = emulation.executed.get(opcode, 0) + count

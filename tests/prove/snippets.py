@@ -19,9 +19,9 @@ def buffer(size: int = 256, *, defined: bool = True) -> Memory:
 def run(body: str, *, threads: int = 32, memory: Memory | None = None, blocks: int = 1, **start: np.ndarray) -> Block:
     """The last block after the body; a keyword r1 sets %r1 beforehand. The parameter is where ``memory`` begins."""
     for number in range(blocks):
-        block = Block(
-            program(body, threads), [BASE], GlobalMemory([memory or buffer()]), 1024, (number, 0, 0), (blocks, 1, 1)
-        )
+        shared = Memory(np.zeros(1024, np.uint8), "shared memory", defined=False)
+        whole = GlobalMemory([memory or buffer()])
+        block = Block(program(body, threads), [BASE], whole, shared, (number, 0, 0), (blocks, 1, 1))
         block.registers |= {f"%{name}": np.ascontiguousarray(value) for name, value in start.items()}
         block.run()
     return block

@@ -50,7 +50,7 @@ class Block:
         program: what it executes.
         parameters: an integer for each parameter, as the bits of 64.
         memory: the buffers.
-        shared: bytes of shared memory.
+        shared: its shared memory.
         place: the block's number in x, y and z; ``grid`` is how many there are.
     """
 
@@ -59,14 +59,14 @@ class Block:
         program: Program,
         parameters: Sequence[int],
         memory: GlobalMemory,
-        shared: int,
+        shared: Memory,
         place: tuple[int, int, int],
         grid: tuple[int, int, int],
     ) -> None:
         T = program.threads
         self.program, self.memory, self.place, self.grid = program, memory, place, grid
         self.parameters = dict(zip(program.parameters, parameters, strict=True))
-        self.shared = Memory(np.zeros(shared, np.uint8), "shared memory", defined=False)
+        self.shared = shared
         self.thread = np.arange(T, dtype=np.uint32)
         self.warps: Index = np.arange(T, dtype=np.int64) // WARP
         self.number = place[0] + grid[0] * (place[1] + grid[1] * place[2])

@@ -19,6 +19,7 @@ Bytes = NDArray[np.uint8]
 Index = NDArray[np.int64]
 SECTOR = 32  # bytes that a GPU's memory moves at a time
 NOBODY, SEVERAL = -1, -2
+WARP_SHIFT = np.int64(58)  # addresses have fewer bits, sectors fewer still
 
 
 class Fault(Exception):
@@ -36,17 +37,25 @@ class Who:
 
 @dataclass
 class Traffic:
-    """What loads or stores moved: bytes asked for, sectors of each warp's instruction, and instructions by width."""
+    """What loads or stores asked for: bytes, sectors of each warp's instruction, and instructions by width."""
 
     bytes: int = 0
     sectors: int = 0
     widths: dict[int, int] = field(default_factory=dict)
+    touched: dict[int, list[Index]] = field(default_factory=dict)  # by block, the sectors of each instruction
 
-    def note(self, addresses: Index, size: int, warps: Index) -> None:
+    def note(self, addresses: Index, size: int, who: Who) -> None:
         self.bytes += size * len(addresses)
         self.widths[8 * size] = self.widths.get(8 * size, 0) + 1
-        touched = np.concatenate([addresses // SECTOR, (addresses + size - 1) // SECTOR])
-        self.sectors += len(np.unique(np.stack([np.tile(warps, 2), touched]), axis=1)[0])
+        sectors = np.concatenate([addresses // SECTOR, (addresses + size - 1) // SECTOR])
+        self.sectors += len(np.unique(np.tile(who.warps, 2) << WARP_SHIFT | sectors))
+        self.touched.setdefault(who.block, []).append(np.unique(sectors))
+
+    def moved(self) -> int:
+        """Bytes of the distinct sectors that each block touches, over all blocks: what passes between the blocks'
+        first-level caches and the rest of the memory, when a block's second access to a sector finds it there.
+        """
+        return SECTOR * sum(len(np.unique(np.concatenate(sectors))) for sectors in self.touched.values())
 
 
 class Memory:
@@ -70,7 +79,7 @@ class Memory:
     def load(self, addresses: Index, size: int, who: Who) -> Bytes:
         """``size`` bytes [n, size] at each address."""
         at = self._at(addresses, size, "load")
-        self.loads.note(addresses, size, who.warps)
+        self.loads.note(addresses, size, who)
         if not self.defined[at].all():
             raise Fault(f"load of {self._named(at[~self.defined[at].all(1)][0, 0])}, which nobody has written")
         if self.in_flight[at].any():
@@ -82,7 +91,7 @@ class Memory:
     def store(self, addresses: Index, values: Bytes, who: Who, *, in_flight: bool = False) -> None:
         """Writes values [n, size]."""
         at = self._at(addresses, values.shape[1], "store")
-        self.stores.note(addresses, values.shape[1], who.warps)
+        self.stores.note(addresses, values.shape[1], who)
         other = self.content[at] != values
         self._check("store", at, self.writer, who, ~other & self.defined[at])
         self._check("store", at, self.reader, who, ~other & self.defined[at])
@@ -142,6 +151,27 @@ class Memory:
 
     def _named(self, at: np.int64) -> str:
         return f"byte {at} of {self.name}"
+
+
+class TracedMemory(Memory):
+    """Bytes of which only traffic is noted, for sizes at which watching each byte would take more memory than there is."""
+
+    def __init__(self, content: Bytes, name: str, base: int) -> None:
+        self.content, self.name, self.base = content, name, base
+        self.loads, self.stores = Traffic(), Traffic()
+
+    def load(self, addresses: Index, size: int, who: Who) -> Bytes:
+        at = self._at(addresses, size, "load")
+        self.loads.note(addresses, size, who)
+        return self.content[at]
+
+    def store(self, addresses: Index, values: Bytes, who: Who, *, in_flight: bool = False) -> None:
+        at = self._at(addresses, values.shape[1], "store")
+        self.stores.note(addresses, values.shape[1], who)
+        self.content[at] = values
+
+    def arrived(self, addresses: Index, size: int, who: Who) -> None:
+        pass
 
 
 class GlobalMemory:
