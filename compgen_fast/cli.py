@@ -1,6 +1,7 @@
 """The `compgen` command: parses arguments and hands over. It holds no logic and imports torch only to run a command.
 
-Exit codes: 0 done, 2 the user asked for something impossible (one sentence says what), 130 interrupted.
+Exit codes: 0 done, 1 a check failed, 2 the user asked for something impossible (one sentence says what), 130
+interrupted.
 """
 
 import os
@@ -330,6 +331,32 @@ class Study:
         return code
 
 
+@dataclass(frozen=True)
+class Prove:
+    """How far each GPU kernel is proven, without a GPU: compiled for four architectures, within budget, emulated."""
+
+    kernel: Annotated[str | None, tyro.conf.arg(metavar="NAME")] = None
+    """One op's kernels only, such as slot_cross_attention."""
+    arch: Annotated[str | None, tyro.conf.arg(metavar="NAME,NAME")] = None
+    """Some architectures only, with commas between: sm_80, sm_90, sm_100, gfx942."""
+    json: Annotated[str | None, tyro.conf.arg(metavar="PATH|-")] = None
+    """Also write everything as JSON to this file; - prints it, and only it."""
+    record: bool = False
+    """Show how the figures differ from the budgets, and make them the budgets."""
+    page: Path | None = None
+    """Also write the tables into this page, such as docs/prove.md."""
+
+    def run(self) -> int:
+        if self.json not in (None, "-") and not Path(self.json).parent.is_dir():
+            raise UsageError(f"--json {self.json}: the folder {Path(self.json).parent} does not exist; create it first")
+        prove = load("compgen_fast.prove.command")
+        with refusals():
+            code: int = prove.run(
+                kernel=self.kernel, arch=self.arch, json_path=self.json, record=self.record, page=self.page
+            )
+        return code
+
+
 @contextmanager
 def refusals() -> Iterator[None]:
     """What the library refuses with a sentence is the user's to change."""
@@ -378,6 +405,7 @@ Command = (
     | Annotated[Verify, tyro.conf.subcommand("verify")]
     | Annotated[Inspect, tyro.conf.subcommand("inspect")]
     | Annotated[Bench, tyro.conf.subcommand("bench")]
+    | Annotated[Prove, tyro.conf.subcommand("prove")]
     | Annotated[Search, tyro.conf.subcommand("search")]
     | Annotated[Replay, tyro.conf.subcommand("replay")]
     | Annotated[Study, tyro.conf.subcommand("study")]
@@ -397,12 +425,14 @@ def main(arguments: list[str] | None = None) -> int:
             with refusals():
                 code: int = load("compgen_fast.train.command").run(given)
             return code
-        command: Env | World | Pack | Verify | Inspect | Bench | Search | Replay | Study | WithRecipe = tyro.cli(
-            Command,
-            prog="compgen",
-            description="Train, invert and measure models that generalise by composition.",
-            args=given,
-            config=(tyro.conf.FlagCreatePairsOff,),
+        command: Env | World | Pack | Verify | Inspect | Bench | Prove | Search | Replay | Study | WithRecipe = (
+            tyro.cli(
+                Command,
+                prog="compgen",
+                description="Train, invert and measure models that generalise by composition.",
+                args=given,
+                config=(tyro.conf.FlagCreatePairsOff,),
+            )
         )
         return command.run()
     except UsageError as error:

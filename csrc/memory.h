@@ -6,6 +6,12 @@
 #ifdef __linux__
 #include <sys/mman.h>
 #endif
+#ifdef __SANITIZE_ADDRESS__
+#include <sanitizer/asan_interface.h>  // to it a block is in use from malloc to free, until it is told otherwise
+#else
+#define ASAN_POISON_MEMORY_REGION(from, bytes) (void)0
+#define ASAN_UNPOISON_MEMORY_REGION(from, bytes) (void)0
+#endif
 
 #include <ATen/ATen.h>
 #include <c10/core/CPUAllocator.h>
@@ -34,6 +40,7 @@ class Pool {
     void* block = idle.empty() ? fresh(bytes) : idle.back();
     if (!idle.empty()) idle.pop_back(), idle_bytes_ -= bytes;
     used_bytes_ += bytes;
+    ASAN_UNPOISON_MEMORY_REGION(block, bytes);
     c10::profiledCPUMemoryReporter().New(block, bytes);
     return block;
   }
@@ -41,6 +48,7 @@ class Pool {
   void give_back(void* block, size_t bytes) {
     const std::lock_guard lock(mutex_);
     c10::profiledCPUMemoryReporter().Delete(block);
+    ASAN_POISON_MEMORY_REGION(block, bytes);
     idle_[bytes].push_back(block);
     idle_bytes_ += bytes;
     used_bytes_ -= bytes;
@@ -64,6 +72,7 @@ class Pool {
 #ifdef MADV_HUGEPAGE
     madvise(block, rounded, MADV_HUGEPAGE);
 #endif
+    ASAN_POISON_MEMORY_REGION(static_cast<char*>(block) + bytes, rounded - bytes);
     return block;
   }
 

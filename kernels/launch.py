@@ -38,7 +38,7 @@ WIDEST_PACK = 256  # bytes of them, where heads share a tile for memory's sake o
 MOST_PACKED = 32  # and rows
 LONG_ROW = 512  # bytes of neighbouring heads that a program walks over: at most 1/16 of the sectors are then shared
 FEWEST_PIXELS = 64  # that a program walks over, so that what it reads of the slots is little beside them
-LARGEST_SHARE = 8  # partial sums take at most 1/8 of the memory of the tensor they reduce, unless the GPU would idle
+LARGEST_SHARE = 16  # partial sums take at most 1/16 of the memory of the tensor they reduce, unless the GPU would idle
 
 
 class Config(NamedTuple):
@@ -93,7 +93,9 @@ def configurations() -> dict[str, Any]:
     table: dict[str, Any] = json.loads(CONFIGS.read_text())
     for name, entry in table.items():
         if entry["hash"] != configuration_hash(entry["kernels"]):
-            raise ValueError(f"{CONFIGS}: the rows of {name} are not those that were chosen; undo, or run `compgen tune`")
+            raise ValueError(
+                f"{CONFIGS}: the rows of {name} are not those that were chosen; undo, or run `compgen tune`"
+            )
     return table
 
 
@@ -103,13 +105,13 @@ def configuration_hash(kernels: dict[str, Any]) -> str:
 
 def tuned_config(kernel: str, x: torch.Tensor, S: int, D: int) -> Config:
     """How a kernel is launched for S slots and D columns of x's dtype on its device."""
-    return _config(_chosen.get() or architecture_of(x.device), kernel, x.element_size(), S, D)
+    return looked_up(_chosen.get() or architecture_of(x.device), kernel, x.element_size(), S, D)
 
 
 @functools.cache
-def _config(name: str, kernel: str, element_size: int, S: int, D: int) -> Config:
+def looked_up(name: str, kernel: str, element_size: int, S: int, D: int) -> Config:
     """The first row of the table that has room for S slots and D columns, both padded to what the matrix units take."""
-    S, D = _padded(S), _padded(D)
+    S, D = padded(S), padded(D)
     rows = configurations()[name]["kernels"][kernel][f"{8 * element_size} bit"]
     for most_S, most_D, block_n, block_d, num_warps, num_stages in rows:
         if most_S >= S and most_D >= D:
@@ -117,7 +119,7 @@ def _config(name: str, kernel: str, element_size: int, S: int, D: int) -> Config
     raise ValueError(f"{kernel}: no launch configuration for {S} slots of width {D}; at most 64 slots of width 256")
 
 
-def _padded(size: int) -> int:
+def padded(size: int) -> int:
     """The power of two, at least 16, that holds `size`: what a tile and the matrix units can take."""
     return max(16, 1 << (size - 1).bit_length())
 
@@ -139,7 +141,9 @@ def neighbouring_heads(H: int, D: int, element_size: int) -> int:
     """How many heads a program walks over: one whose columns are whole sectors, or some that are a long row."""
     if D * element_size % SECTOR == 0:
         return 1
-    return min((heads for heads in range(1, H + 1) if H % heads == 0 and heads * D * element_size >= LONG_ROW), default=H)
+    return min(
+        (heads for heads in range(1, H + 1) if H % heads == 0 and heads * D * element_size >= LONG_ROW), default=H
+    )
 
 
 def neighbouring_tiles(config: Config) -> int:
@@ -198,9 +202,7 @@ def same_head(columns, S: tl.constexpr, D: tl.constexpr, BLOCK_S: tl.constexpr, 
 
 
 @triton.jit
-def load_slots(
-    x, stride, alive, columns, S: tl.constexpr, D: tl.constexpr, BLOCK_S: tl.constexpr, PACK: tl.constexpr
-):
+def load_slots(x, stride, alive, columns, S: tl.constexpr, D: tl.constexpr, BLOCK_S: tl.constexpr, PACK: tl.constexpr):
     """A tile [BLOCK_S, columns] of slots [S, PACK·D], whose rows are `stride` apart, zero outside of each head."""
     slots = tl.arange(0, BLOCK_S) % S
     present = alive[:, None] & same_head(columns, S, D, BLOCK_S, PACK)

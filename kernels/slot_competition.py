@@ -16,9 +16,9 @@ can be packed into one tile (see launch.py). Others take two passes: a first ker
 heads with a running maximum and leaves two or three numbers per input (maximum, 1/sum, δ), from which each head then
 works alone. a itself is never in memory.
 
-One program owns a head, or all of them packed, and a run of tiles of inputs and adds its sums over n up in registers, in fp32; a second kernel
-adds those partial sums in a fixed order. No atomics, so two runs give the same bits. A head wider than BLOCK_D is split
-into chunks of columns, each with a program of its own that computes a again.
+One program owns a head, or all of them packed, and a run of tiles of inputs and adds its sums over n up in registers,
+in fp32; a second kernel adds those partial sums in a fixed order. No atomics, so two runs give the same bits. A head
+wider than BLOCK_D is split into chunks of columns, each with a program of its own that computes a again.
 
 Masked slots get l = −inf, a = 0, no eps, u = 0 and mass = 0, and are never read. eps lives in fp32: 1e-8 is 0 in fp16.
 """
@@ -454,7 +454,7 @@ def forward(
     w_to_write = w if return_weights else None
     largest = inverse = None
     with torch.cuda.device_of(q):
-        if H > pack:
+        if pack < H:
             largest, inverse = q.new_empty((2, B, N), dtype=torch.float32)
             _rows_kernel[(B * tiles,)](
                 q,
@@ -566,7 +566,7 @@ def backward(
     partials = q.new_empty((1, splits, B, S, H, D), dtype=torch.float32)
     largest = inverse = delta = None
     with torch.cuda.device_of(q):
-        if H > pack:
+        if pack < H:
             largest, inverse, delta = q.new_empty((3, B, N), dtype=torch.float32)
             _rows_kernel[(B * tiles,)](
                 q,

@@ -1,9 +1,9 @@
 """Compile Triton kernels for GPUs this machine does not have, and read what the compiler made of them.
 
 `recorded_launches` runs a launcher without launching: it notes each kernel with the arguments it was given, which may
-be meta tensors. `compile_launch` then compiles one such launch for a target as the just-in-time compiler would, with
-the same specialisation (pointers and strides divisible by 16, integers that are 1, arguments left out). Needs
-TRITON_INTERPRET unset.
+be meta tensors. `cost` then compiles one such launch for a target as the just-in-time compiler would, with the same
+specialisation (pointers and strides divisible by 16, integers that are 1, arguments left out). Needs TRITON_INTERPRET
+unset.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import contextlib
 import re
 import subprocess
 import tempfile
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -29,7 +30,6 @@ TARGETS = {
     "sm_100": GPUTarget("cuda", 100, 32),
     "gfx942": GPUTarget("hip", "gfx942", 64),
 }
-SHARED_MEMORY = {"sm_80": 163 << 10, "sm_90": 227 << 10, "sm_100": 227 << 10, "gfx942": 64 << 10}  # per program
 
 
 @dataclass(frozen=True)
@@ -64,6 +64,8 @@ class Figures:
     matrix_instructions: int
     loads: dict[int, int]  # bits per thread → instructions that load from global memory, straight or to shared memory
     stores: dict[int, int]
+    instructions: dict[str, int]  # opcode of the machine (SASS, GCN), without its modifiers → instructions in the code
+    compile_seconds: float | None  # None when the code came from Triton's cache
 
 
 @contextlib.contextmanager
@@ -78,23 +80,43 @@ def recorded_launches() -> Iterator[list[Launch]]:
         yield launches
 
 
-def compile_launch(launch: Launch, target: GPUTarget) -> CompiledKernel:
-    return compile_with_arguments(launch, target)[0]
+def identity(launch: Launch, target: GPUTarget) -> str:
+    """Two launches of one identity are one compiled kernel."""
+    source, options, _ = _specialised(launch, target)
+    return f"{source.hash()} {sorted(options.items())}"
+
+
+def cost(launch: Launch, target: GPUTarget) -> Figures:
+    """What the launch is compiled to."""
+    seconds: list[float | None] = []
+
+    def note(*, times: Any, cache_hit: bool, **others: Any) -> None:
+        seconds.append(None if cache_hit else times.total / 1e6)
+
+    with mock.patch.object(knobs.compilation, "listener", note):
+        compiled, _ = compile_with_arguments(launch, target)
+    read = _amd_figures if target.backend == "hip" else _nvidia_figures
+    return read(compiled, seconds[0])
 
 
 def compile_with_arguments(launch: Launch, target: GPUTarget) -> tuple[CompiledKernel, list[Argument]]:
     """The compiled kernel and its arguments, in the order of its parameters: those that are left when constants, and
     what was specialised to one, are gone, and tuples are taken apart.
     """
+    source, options, bound = _specialised(launch, target)
+    compiled = triton.compile(source, target=target, options=options)
+    return compiled, [each for name, type in source.signature.items() for each in _flattened(name, bound[name], type)]
+
+
+def _specialised(launch: Launch, target: GPUTarget) -> tuple[ASTSource, dict[str, Any], dict[str, Any]]:
+    """What to compile, with which options, and the arguments by name."""
     kernel, backend = launch.kernel, make_backend(target)
     bind = create_function_from_signature(kernel.signature, kernel.params, backend)
     bound, specialization, options = bind(*launch.arguments, **launch.options)
     names = {parameter.name for parameter in kernel.params}
     keywords = {name: value for name, value in launch.options.items() if name not in names}
-    options, signature, constants, attributes = kernel._pack_args(backend, keywords, bound, specialization, options)
-    source = ASTSource(kernel, signature, constants, attributes)
-    compiled = triton.compile(source, target=target, options=options.__dict__)
-    return compiled, [each for name, type in signature.items() for each in _flattened(name, bound[name], type)]
+    packed, signature, constants, attributes = kernel._pack_args(backend, keywords, bound, specialization, options)
+    return ASTSource(kernel, signature, constants, attributes), dict(packed.__dict__), bound
 
 
 def _flattened(name: str, value: Any, type: Any) -> Iterator[Argument]:
@@ -105,12 +127,8 @@ def _flattened(name: str, value: Any, type: Any) -> Iterator[Argument]:
         yield Argument(name, value, type)
 
 
-def figures(compiled: CompiledKernel, target: GPUTarget) -> Figures:
-    return _amd_figures(compiled) if target.backend == "hip" else _nvidia_figures(compiled)
-
-
-def _nvidia_figures(compiled: CompiledKernel) -> Figures:
-    ptx, usage = compiled.asm["ptx"], _resource_usage(compiled.asm["cubin"])
+def _nvidia_figures(compiled: CompiledKernel, compile_seconds: float | None) -> Figures:
+    ptx, (usage, sass) = compiled.asm["ptx"], _read_back(compiled.asm["cubin"])
     copies = re.findall(r"cp\.async\.c[ag]\.shared\.global.*\], *(\w+)", ptx)  # global to shared memory, so many bytes
     return Figures(
         registers=_number(r"REG:(\d+)", usage),
@@ -119,15 +137,25 @@ def _nvidia_figures(compiled: CompiledKernel) -> Figures:
         matrix_instructions=len(re.findall(r"\b(?:mma\.sync|wgmma\.mma_async|tcgen05\.mma)", ptx)),
         loads=_widths(_ptx_bits("ld", ptx) + [8 * int(size, 0) for size in copies]),
         stores=_widths(_ptx_bits("st", ptx)),
+        instructions=_opcodes(r"^\s+/\*[0-9a-f]{4,}\*/\s+(?:@!?\w+\s+)?([A-Z]\w*)", sass),
+        compile_seconds=compile_seconds,
     )
 
 
-def _resource_usage(cubin: bytes) -> str:
+def _read_back(cubin: bytes) -> tuple[str, str]:
+    """The resources that machine code uses, and the code itself as text."""
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
         file.flush()
-        command = [knobs.nvidia.cuobjdump.path, "-res-usage", file.name]
-        return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+        usage = [knobs.nvidia.cuobjdump.path, "-res-usage", file.name]
+        sass = [knobs.nvidia.nvdisasm.path, "-c", file.name]
+        first, second = (subprocess.run(each, capture_output=True, text=True, check=True) for each in (usage, sass))
+        return first.stdout, second.stdout
+
+
+def _opcodes(pattern: str, assembly: str) -> dict[str, int]:
+    counts = Counter(re.findall(pattern, assembly, re.MULTILINE))
+    return {opcode: counts[opcode] for opcode in sorted(counts) if opcode not in ("NOP", "s_nop")}  # padding
 
 
 def _ptx_bits(kind: str, ptx: str) -> list[int]:
@@ -135,7 +163,7 @@ def _ptx_bits(kind: str, ptx: str) -> list[int]:
     return [int(count or 1) * int(bits) for count, bits in found]
 
 
-def _amd_figures(compiled: CompiledKernel) -> Figures:
+def _amd_figures(compiled: CompiledKernel, compile_seconds: float | None) -> Figures:
     assembly = compiled.asm["amdgcn"]
     return Figures(
         registers=_number(r"\.vgpr_count:\s+(\d+)", assembly),
@@ -146,6 +174,8 @@ def _amd_figures(compiled: CompiledKernel) -> Figures:
         matrix_instructions=len(re.findall(r"\bv_mfma_", assembly)),
         loads=_widths(_amd_bits("load", assembly)),
         stores=_widths(_amd_bits("store", assembly)),
+        instructions=_opcodes(r"^\t((?:v|s|ds|global|buffer|flat|scratch)_\w+)", assembly),
+        compile_seconds=compile_seconds,
     )
 
 

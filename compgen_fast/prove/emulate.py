@@ -30,6 +30,7 @@ class Emulation:
     blocks: int
     """In the grid; ``loads``, ``stores`` and ``executed`` are of those that ran, which is all of them unless traced."""
     ran: int
+    threads: int  # of a block
     loads: dict[str, Traffic] = field(default_factory=dict)
     stores: dict[str, Traffic] = field(default_factory=dict)
     executed: dict[str, int] = field(default_factory=dict)
@@ -123,7 +124,7 @@ def _emulate(launch: Launch, target: str, kind: _Known | _Traced, sample: int | 
     if sample is not None:
         first = len(places) // 2 // sample * sample
         places = places[first : first + sample]
-    emulation = Emulation(launch.name, int(np.prod(grid)), len(places))
+    emulation = Emulation(launch.name, int(np.prod(grid)), len(places), program.threads)
     for z, y, x in places:
         block = Block(program, parameters, memory, kind.shared(max(16, compiled.metadata.shared)), (x, y, z), grid)
         block.run()

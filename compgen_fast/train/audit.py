@@ -5,20 +5,19 @@ once, on rank 0, through the bare module with all ranks' samples at once, and th
 training depends on is changed: gradients are dropped, buffers and random states put back, and the batch is handed in.
 """
 
-import hashlib
 import math
 import platform
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
+from importlib import import_module
+from importlib.util import find_spec
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-import compgen_fast.kernels
 from compgen_fast import __version__
 from compgen_fast.draws import Draws
 from compgen_fast.env import installed_version
@@ -131,8 +130,7 @@ def _joined(shares: Sequence[_Share]) -> _Share:
 def _same_software(ranks: Ranks) -> None:
     found = {package: installed_version(package) for package in PACKAGES}
     found |= {"compgen-fast": __version__, "python": platform.python_version()}
-    configs = Path(compgen_fast.kernels.__file__).with_name("configs.json")
-    found["the hash of kernels/configs.json"] = hashlib.blake2b(configs.read_bytes(), digest_size=8).hexdigest()
+    found["the table of kernel configurations"] = _kernel_configurations(ranks.device)
     all_found = ranks.gather(found)
     for rank, other in enumerate(all_found):
         for what, value in other.items():
@@ -141,6 +139,15 @@ def _same_software(ranks: Ranks) -> None:
                     f"audit: {what} is {all_found[0][what]} on rank 0 and {value} on rank {rank}; install the same on "
                     "all machines, or kernels and results differ between ranks"
                 )
+
+
+def _kernel_configurations(device: torch.device) -> str:
+    """The architecture whose rows kernels use, and their hash: with other rows, ranks add in another order."""
+    if find_spec("triton") is None:
+        return "none, without triton"
+    launch = import_module("compgen_fast.kernels.launch")
+    name = launch.architecture_of(device)
+    return f"{name} {launch.configurations()[name]['hash']}"
 
 
 def _same_numbers(ranks: Ranks, what: str, tensors: Mapping[str, Tensor], advice: str) -> None:

@@ -2,7 +2,7 @@
 
 The reference knows nothing of jets: each channel is a derivative of the plain function along the curve
 x + a x_u + b x_v + ab x_uv at a = b = 0, taken in reverse mode, and gradients go backwards through that. Not here:
-speed, and anything about a compiled kernel (test_ahead_of_time.py). Runs only in a process started with
+speed, and anything about a compiled kernel (tests/prove). Runs only in a process started with
 TRITON_INTERPRET=1.
 """
 

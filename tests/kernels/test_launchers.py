@@ -1,6 +1,6 @@
 """The launchers, run by Triton's interpreter on the CPU, against the formula in fp64.
 
-Not here: speed, and anything about a compiled kernel (test_ahead_of_time.py). Runs only in a process started with
+Not here: speed, and anything about a compiled kernel (tests/prove). Runs only in a process started with
 TRITON_INTERPRET=1, because one process cannot both interpret and compile.
 """
 

@@ -146,6 +146,11 @@ RANKS = """
         if ranks.rank == 1:
             module.installed_version = lambda package: "9.9" if package == "triton" else installed(package)
         found["software"] = refusal()
+        module.installed_version = installed
+        from compgen_fast.kernels import launch
+        if ranks.rank == 1:
+            launch.configurations()["sm_80"]["hash"] = "another"
+        found["configurations"] = refusal()
         print(json.dumps(found))
 """
 
@@ -194,6 +199,7 @@ def test_a_loss_that_is_normalised_otherwise_is_found(
         ("tampered", "the gradient of parameter b.bias differs between rank 0 and rank 1"),
         ("same samples", "ranks 0 and 1 were given the same 1 samples: y"),
         ("software", " on rank 0 and 9.9 on rank 1"),
+        ("configurations", " and sm_80 another on rank 1"),
     ],
 )
 def test_a_sabotaged_rank_is_found_and_all_ranks_say_so(

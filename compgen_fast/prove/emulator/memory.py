@@ -154,7 +154,7 @@ class Memory:
 
 
 class TracedMemory(Memory):
-    """Bytes of which only traffic is noted, for sizes at which watching each byte would take more memory than there is."""
+    """Bytes of which only traffic is noted: at real sizes, watching each byte would take more memory than there is."""
 
     def __init__(self, content: Bytes, name: str, base: int) -> None:
         self.content, self.name, self.base = content, name, base
