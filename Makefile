@@ -44,12 +44,12 @@ format: setup ## rewrite the sources the way `make lint` wants them
 	@$(BIN)/ruff format --quiet .
 	@$(BIN)/ruff check --quiet --fix .
 
-# csrc/ built a second time, in a tree of links where nothing else finds it. The ops' tests reach 99 lines of 100 in it (by
-# gcov), and those of what calls the ops add views and sizes of their own; the rest would be minutes for nothing new. Then
-# the ops once more with two threads, idle ones asleep: spinning, they would take the cores from each other.
-# Python is preloaded with the runtime the library was linked with, which must come first, and with the C++ library it
-# needs by then. CPython leaks by design. Freed memory is kept back less than usual, as a test counts it. Reports are
-# written to stderr, and shown without the frames of torch and Python.
+# csrc/ built a second time, in a tree of links where nothing else finds it. The ops' tests reach 99 % of its lines (by
+# gcov), and those of what calls the ops add views and sizes of their own; the rest would be minutes for nothing new.
+# Then the ops once more with two threads, idle ones asleep: spinning, they would take the cores from each other.
+# Python is preloaded with the runtime the library was linked with, which must come first, and with the C++ library that
+# one needs by then. CPython leaks by design. Freed memory is kept back less than usual, as a test counts it. Reports
+# are written to stderr, and shown without the frames of torch and Python.
 SANITIZED := build/sanitized
 RUN_SANITIZED = COMPGEN_BACKEND=cpp OMP_WAIT_POLICY=passive PYTHONPATH=$(CURDIR)/$(SANITIZED):$(CURDIR) \
   LD_PRELOAD="$$(ldd $(SANITIZED)/compgen_fast/_C*.so | awk '/lib(asan|stdc\+\+)\.so/ { printf "%s ", $$3 }')" \
@@ -106,7 +106,8 @@ $(SANITIZED)/.compiled: $(VENV)/.torch setup.py $(wildcard csrc/*)
 	  --build-lib $(SANITIZED) --build-temp $(SANITIZED)/objects > $(SANITIZED)/compile.log 2>&1 && \
 	  grep -q '"error": null' $(SANITIZED)/compgen_fast/_build_info.json || \
 	  { grep -E 'rror|WARNING' $(SANITIZED)/compile.log; \
-	  echo "sanitize: csrc/ does not compile with the sanitizers, so nothing is tested. Log: $(SANITIZED)/compile.log"; exit 1; }
+	  echo "sanitize: csrc/ does not compile with the sanitizers, nothing was tested. Log: $(SANITIZED)/compile.log"; \
+  exit 1; }
 	@touch $@
 
 $(VENV)/.installed: $(VENV)/.torch pyproject.toml setup.py constraints.txt | $(VENV)/.compiled

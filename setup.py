@@ -128,7 +128,8 @@ def main() -> None:
         )
     os.chdir(ROOT)
     os.environ.setdefault("MAX_JOBS", "2")
-    portable, sanitized = (os.environ.get(f"COMPGEN_{wish}") == "1" for wish in ("PORTABLE", "SANITIZE"))
+    portable = os.environ.get("COMPGEN_PORTABLE") == "1"
+    sanitized = os.environ.get("COMPGEN_SANITIZE") == "1"
     flags = compile_flags(platform.machine(), platform.system(), portable, sanitized)
     kernels = CppExtension(
         f"{PACKAGE}._C",

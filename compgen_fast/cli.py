@@ -357,6 +357,27 @@ class Prove:
         return code
 
 
+@dataclass(frozen=True)
+class Tune:
+    """Choose how kernels are launched: by a model of each GPU, or on a real one. Rewrites kernels/configs.json."""
+
+    kernel: Annotated[str | None, tyro.conf.arg(metavar="NAME")] = None
+    """One op's kernels only, such as slot_cross_attention."""
+    arch: Annotated[str | None, tyro.conf.arg(metavar="NAME,NAME")] = None
+    """Some architectures only, with commas between; with --device cuda it is that of the device."""
+    device: Literal["model", "cuda"] = "model"
+    """What judges a configuration: the model of the roofline, or the clock of this machine's GPU."""
+
+    def run(self) -> int:
+        if self.device == "cuda":
+            check_cuda()
+            if self.arch is not None:
+                raise UsageError("--arch goes with --device model; with cuda the architecture is the device's")
+        with refusals():
+            code: int = load("compgen_fast.prove.tune_command").run(self.kernel, self.arch, self.device)
+        return code
+
+
 @contextmanager
 def refusals() -> Iterator[None]:
     """What the library refuses with a sentence is the user's to change."""
@@ -406,6 +427,7 @@ Command = (
     | Annotated[Inspect, tyro.conf.subcommand("inspect")]
     | Annotated[Bench, tyro.conf.subcommand("bench")]
     | Annotated[Prove, tyro.conf.subcommand("prove")]
+    | Annotated[Tune, tyro.conf.subcommand("tune")]
     | Annotated[Search, tyro.conf.subcommand("search")]
     | Annotated[Replay, tyro.conf.subcommand("replay")]
     | Annotated[Study, tyro.conf.subcommand("study")]
@@ -425,7 +447,7 @@ def main(arguments: list[str] | None = None) -> int:
             with refusals():
                 code: int = load("compgen_fast.train.command").run(given)
             return code
-        command: Env | World | Pack | Verify | Inspect | Bench | Prove | Search | Replay | Study | WithRecipe = (
+        command: Env | World | Pack | Verify | Inspect | Bench | Prove | Tune | Search | Replay | Study | WithRecipe = (
             tyro.cli(
                 Command,
                 prog="compgen",

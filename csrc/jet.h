@@ -132,10 +132,13 @@ class JetBlock {
   Vec<T> data_[kChannels][kVectors];
 };
 
-inline at::Tensor empty_jet(const at::Tensor& like) {
-  std::vector<int64_t> sizes = like.sizes().vec();
+// The shape of a whole jet of which x holds some channels, and so of its gradient.
+inline std::vector<int64_t> jet_sizes(const char* op, const at::Tensor& x) {
+  TORCH_CHECK(x.dim() > 0 && x.size(0) <= kChannels, op, ": x has shape ", x.sizes(), "; expected [", kChannels,
+              " or fewer channels, …]");
+  std::vector<int64_t> sizes = x.sizes().vec();
   sizes[0] = kChannels;
-  return empty_result(sizes, like.options());
+  return sizes;
 }
 
 }  // namespace compgen

@@ -275,11 +275,24 @@ void backward_chunk(const Tensor& grad, const Tensor& q, const Tensor& k, const 
   }
 }
 
+// What the loops trust, for callers of the raw op.
+void check(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& side, const OptionalTensor& slot_mask) {
+  const char* op = "jet_cross_attention";
+  const int64_t C = q.size(0), B = q.size(1), N = q.size(2), H = q.size(3), D = q.size(4), S = side.size(1);
+  TORCH_CHECK(C == 1 || C == kChannels, op, ": q has shape ", q.sizes(), "; expected [1 or 4, B, N, H, D]");
+  check_shape(op, "q", q, {C, B, N, H, D});
+  check_shape(op, "k", k, {2, B, S, H, D});
+  check_shape(op, "v", v, {2, B, S, H, D});
+  check_shape(op, "side", side, {B, S});
+  check_shape(op, "slot_mask", slot_mask, {B, S});
+}
+
 Tensor forward(const Tensor& q_in, const Tensor& k_in, const Tensor& v_in, const Tensor& side_in,
                const OptionalTensor& slot_mask_in, double scale) {
+  check(q_in, k_in, v_in, side_in, slot_mask_in);
   const Tensor q = dense_rows(q_in), k = paired(k_in), v = paired(v_in), side = side_in.contiguous();
   const OptionalTensor slot_mask = contiguous(slot_mask_in);
-  Tensor out = empty_jet(q);
+  Tensor out = empty_result(jet_sizes("jet_cross_attention", q), q.options());
   AT_DISPATCH_FLOATING_TYPES_AND2(at::kHalf, at::kBFloat16, q.scalar_type(), "jet_cross_attention", [&] {
     for_each_chunk(q.size(1), q.size(2), [&](Chunk chunk, int64_t) {
       forward_chunk<scalar_t>(q, k, v, arrange(side, slot_mask, chunk.image), scale, chunk, out);
@@ -291,6 +304,8 @@ Tensor forward(const Tensor& q_in, const Tensor& k_in, const Tensor& v_in, const
 std::tuple<Tensor, Tensor, Tensor> backward(const Tensor& grad_in, const Tensor& q_in, const Tensor& k_in,
                                             const Tensor& v_in, const Tensor& side_in,
                                             const OptionalTensor& slot_mask_in, double scale) {
+  check(q_in, k_in, v_in, side_in, slot_mask_in);
+  check_shape("jet_cross_attention_backward", "grad", grad_in, jet_sizes("jet_cross_attention_backward", q_in));
   const Tensor grad = dense_rows(grad_in), q = dense_rows(q_in), k = paired(k_in), v = paired(v_in);
   const Tensor side = side_in.contiguous();
   const OptionalTensor slot_mask = contiguous(slot_mask_in);

@@ -82,10 +82,18 @@ Buffer<Accumulate<Scalar>> parameter(const OptionalTensor& given, int64_t width,
   return values;
 }
 
+// What the loops trust, for callers of the raw op.
+void check(const Tensor& x, const OptionalTensor& weight, const OptionalTensor& bias) {
+  TORCH_CHECK(x.dim() > 1 && x.size(-1) > 0, "jet_norm: x has shape ", x.sizes(), "; expected [C, …, D], D at least 1");
+  check_shape("jet_norm", "weight", weight, {x.size(-1)});
+  check_shape("jet_norm", "bias", bias, {x.size(-1)});
+}
+
 template <bool Centred>
 Tensor forward(const Tensor& x_in, const OptionalTensor& weight, const OptionalTensor& bias, double eps) {
+  check(x_in, weight, bias);
   const Tensor x = x_in.contiguous();
-  Tensor y = empty_jet(x);
+  Tensor y = empty_result(jet_sizes("jet_norm", x), x.options());
   const int64_t D = x.size(-1), rows = y.numel() / (kChannels * D);
   AT_DISPATCH_FLOATING_TYPES_AND2(at::kHalf, at::kBFloat16, x.scalar_type(), "jet_norm", [&] {
     using T = Accumulate<scalar_t>;
@@ -110,6 +118,8 @@ Tensor forward(const Tensor& x_in, const OptionalTensor& weight, const OptionalT
 template <bool Centred>
 std::tuple<Tensor, Tensor, Tensor> backward(const Tensor& grad_in, const Tensor& x_in, const OptionalTensor& weight,
                                             double eps) {
+  check(x_in, weight, std::nullopt);
+  check_shape("jet_norm_backward", "grad", grad_in, jet_sizes("jet_norm_backward", x_in));
   const Tensor grad = grad_in.contiguous(), x = x_in.contiguous();
   const int64_t D = x.size(-1), rows = grad.numel() / (kChannels * D);
   Tensor grad_x = empty_result(x.sizes(), x.options());

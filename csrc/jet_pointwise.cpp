@@ -96,7 +96,7 @@ void for_each_block(int64_t size, const Work& work) {
 template <typename Function>
 Tensor forward(const Tensor& x_in) {
   const Tensor x = x_in.contiguous();
-  Tensor y = empty_jet(x);
+  Tensor y = empty_result(jet_sizes("jet_pointwise", x), x.options());
   AT_DISPATCH_FLOATING_TYPES_AND2(at::kHalf, at::kBFloat16, x.scalar_type(), "jet_pointwise", [&] {
     using V = Vec<Accumulate<scalar_t>>;
     const Channels<scalar_t> from(x), to(y);
@@ -115,6 +115,7 @@ Tensor forward(const Tensor& x_in) {
 
 template <typename Function>
 Tensor backward(const Tensor& grad_in, const Tensor& x_in) {
+  check_shape("jet_pointwise_backward", "grad", grad_in, jet_sizes("jet_pointwise_backward", x_in));
   const Tensor grad = grad_in.contiguous(), x = x_in.contiguous();
   Tensor grad_x = empty_result(x.sizes(), x.options());
   AT_DISPATCH_FLOATING_TYPES_AND2(at::kHalf, at::kBFloat16, x.scalar_type(), "jet_pointwise_backward", [&] {

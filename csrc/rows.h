@@ -134,6 +134,15 @@ inline std::optional<at::Tensor> contiguous(const std::optional<at::Tensor>& x) 
   return x ? std::optional(x->contiguous()) : std::nullopt;
 }
 
+// What the loops trust, for callers of the raw op.
+inline void check_shape(const char* op, const char* name, const at::Tensor& x, at::IntArrayRef expected) {
+  TORCH_CHECK(x.sizes() == expected, op, ": ", name, " has shape ", x.sizes(), "; expected ", expected);
+}
+inline void check_shape(const char* op, const char* name, const std::optional<at::Tensor>& x,
+                        at::IntArrayRef expected) {
+  if (x) check_shape(op, name, *x, expected);
+}
+
 inline at::Tensor dense_rows(const at::Tensor& x) { return x.stride(-1) == 1 ? x : x.contiguous(); }
 
 }  // namespace compgen

@@ -122,9 +122,31 @@ void finish_image(Buffer<Accumulate<Scalar>> sums, const std::vector<int>& live,
   store_slots<Scalar>(sums, live, 1, b, updates);
 }
 
+// What the loops trust, for callers of the raw op.
+void check(const Tensor& q, const Tensor& k, const Tensor& v, const OptionalTensor& slot_mask) {
+  const char* op = "slot_competition";
+  const int64_t B = k.size(0), N = k.size(1), H = k.size(2), D = k.size(3), S = q.size(1);
+  check_shape(op, "q", q, {B, S, H, D});
+  check_shape(op, "k", k, {B, N, H, D});
+  check_shape(op, "v", v, {B, N, H, D});
+  check_shape(op, "slot_mask", slot_mask, {B, S});
+}
+
+void check_backward(const Tensor& grad_updates, const OptionalTensor& grad_weights, const Tensor& q, const Tensor& k,
+                    const OptionalTensor& weights, const Tensor& updates, const Tensor& mass) {
+  const char* op = "slot_competition_backward";
+  const int64_t B = k.size(0), N = k.size(1), S = q.size(1);
+  check_shape(op, "grad_updates", grad_updates, q.sizes());
+  check_shape(op, "updates", updates, q.sizes());
+  check_shape(op, "mass", mass, q.sizes().slice(0, 3));
+  check_shape(op, "grad_weights", grad_weights, {B, N, S});
+  check_shape(op, "weights", weights, {B, N, S});
+}
+
 std::tuple<Tensor, Tensor, Tensor> forward(const Tensor& q_in, const Tensor& k_in, const Tensor& v_in,
                                            const OptionalTensor& slot_mask_in, double scale, double eps,
                                            bool return_weights) {
+  check(q_in, k_in, v_in, slot_mask_in);
   const Tensor q = dense_rows(q_in), k = dense_rows(k_in), v = dense_rows(v_in);
   const OptionalTensor slot_mask = contiguous(slot_mask_in);
   const int64_t B = k.size(0), N = k.size(1), H = k.size(2), D = k.size(3), S = q.size(1);
@@ -149,6 +171,8 @@ std::tuple<Tensor, Tensor, Tensor> backward(const Tensor& grad_updates, const Op
                                             const Tensor& q_in, const Tensor& k_in, const Tensor& v_in,
                                             const OptionalTensor& slot_mask_in, const OptionalTensor& weights_in,
                                             const Tensor& updates, const Tensor& mass, double scale, double eps) {
+  check(q_in, k_in, v_in, slot_mask_in);
+  check_backward(grad_updates, grad_weights_in, q_in, k_in, weights_in, updates, mass);
   const Tensor q = dense_rows(q_in), k = dense_rows(k_in), v = dense_rows(v_in);
   const OptionalTensor slot_mask = contiguous(slot_mask_in), grad_weights = contiguous(grad_weights_in);
   const OptionalTensor weights = contiguous(weights_in);

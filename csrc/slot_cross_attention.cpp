@@ -80,8 +80,19 @@ void backward_chunk(const Tensor& grad_out, const OptionalTensor& grad_weights, 
   }
 }
 
+// What the loops trust, for callers of the raw op.
+void check(const Tensor& q, const Tensor& k, const Tensor& v, const OptionalTensor& slot_mask) {
+  const char* op = "slot_cross_attention";
+  const int64_t B = q.size(0), N = q.size(1), H = q.size(2), D = q.size(3), S = k.size(1);
+  check_shape(op, "q", q, {B, N, H, D});
+  check_shape(op, "k", k, {B, S, H, D});
+  check_shape(op, "v", v, {B, S, H, D});
+  check_shape(op, "slot_mask", slot_mask, {B, S});
+}
+
 std::tuple<Tensor, Tensor> forward(const Tensor& q_in, const Tensor& k_in, const Tensor& v_in,
                                    const OptionalTensor& slot_mask_in, double scale, bool return_weights) {
+  check(q_in, k_in, v_in, slot_mask_in);
   const Tensor q = dense_rows(q_in), k = dense_rows(k_in), v = dense_rows(v_in);
   const OptionalTensor slot_mask = contiguous(slot_mask_in);
   const int64_t B = q.size(0), N = q.size(1), S = k.size(1);
@@ -98,6 +109,10 @@ std::tuple<Tensor, Tensor> forward(const Tensor& q_in, const Tensor& k_in, const
 std::tuple<Tensor, Tensor, Tensor> backward(const Tensor& grad_out_in, const OptionalTensor& grad_weights_in,
                                             const Tensor& q_in, const Tensor& k_in, const Tensor& v_in,
                                             const OptionalTensor& slot_mask_in, double scale) {
+  check(q_in, k_in, v_in, slot_mask_in);
+  check_shape("slot_cross_attention_backward", "grad_out", grad_out_in, q_in.sizes());
+  check_shape("slot_cross_attention_backward", "grad_weights", grad_weights_in,
+              {q_in.size(0), q_in.size(1), k_in.size(1)});
   const Tensor q = dense_rows(q_in), k = dense_rows(k_in), v = dense_rows(v_in), grad_out = dense_rows(grad_out_in);
   const OptionalTensor slot_mask = contiguous(slot_mask_in), grad_weights = contiguous(grad_weights_in);
   const int64_t B = q.size(0), N = q.size(1), H = q.size(2), D = q.size(3), S = k.size(1);

@@ -320,17 +320,19 @@ def _jet_backward_kernel(
         do_rows = jet.reverse(jet.channels(do + start * do_row, do_stride[0]))
         if CHUNKS == 1:
             q_tile = _load_pixels(q_rows, q_row, inside, own, CHANNELS, WIDTH, BLOCK_N)
-            do_tile = _load_pixels(do_rows, do_row, inside, own, 4, WIDTH, BLOCK_N)
             s = _scores(q_tile, k_tile, k_t_tile, by_u, zeros, CHANNELS)
+            p = _softmax(jet.scale(s, scale), alive, S, BLOCK_S, PACK)
+            do_tile = _load_pixels(do_rows, do_row, inside, own, 4, WIDTH, BLOCK_N)
             dp = _scores(do_tile, v_tile, v_t_tile, by_u, zeros, 4)
+            dv, dv_t = _gather(p, do_tile, by_u, dv, dv_t, 4)  # now, and the registers of do_tile are free
         else:
             s = _scores_of_rows(
                 q_rows, q_row, inside, k, k_t, k_row, alive, by_u, CHANNELS, S, D, PACK, BLOCK_N, BLOCK_S, BLOCK_D
             )
+            p = _softmax(jet.scale(s, scale), alive, S, BLOCK_S, PACK)
             dp = _scores_of_rows(
                 do_rows, do_row, inside, v, v_t, v_row, alive, by_u, 4, S, D, PACK, BLOCK_N, BLOCK_S, BLOCK_D
             )
-        p = _softmax(jet.scale(s, scale), alive, S, BLOCK_S, PACK)
         p_dp = _head_sums(jet.multiply(p, dp), S, BLOCK_S, PACK)
         ds = jet.scale(jet.multiply(p, jet.subtract(dp, p_dp)), scale)
         if CHUNKS > 1:
@@ -347,8 +349,8 @@ def _jet_backward_kernel(
         if CHUNKS > 1:  # only now: there are no registers to keep them in before
             q_tile = _load_pixels(q_rows, q_row, inside, own, CHANNELS, WIDTH, BLOCK_N)
             do_tile = _load_pixels(do_rows, do_row, inside, own, 4, WIDTH, BLOCK_N)
+            dv, dv_t = _gather(p, do_tile, by_u, dv, dv_t, 4)
         dk, dk_t = _gather(ds, q_tile, by_u, dk, dk_t, CHANNELS)
-        dv, dv_t = _gather(p, do_tile, by_u, dv, dv_t, 4)
 
     row = (tl.arange(0, BLOCK_S) % S)[:, None] * (H * D) + own[None, :]
     to_slot = ((split * 2 * B + b) * S * H + h) * D + row

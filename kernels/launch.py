@@ -31,7 +31,7 @@ import triton
 import triton.language as tl
 
 FEWEST_PROGRAMS = 128  # about one per multiprocessor of a large GPU: with fewer, part of it idles
-MOST_PROGRAMS = 2048  # a few waves: with more, the partial sums cost more than the balance gains
+MOST_PROGRAMS = 512  # some for each multiprocessor: with more, adding the partial sums up takes longer than it gains
 SECTOR = 32  # bytes that memory moves at a time
 WIDEST_TILE = 128  # columns of a tile of several heads
 WIDEST_PACK = 256  # bytes of them, where heads share a tile for memory's sake only
@@ -292,7 +292,8 @@ def _sum_kernel(
         tl.store(second + columns, total_sum.to(second.dtype.element_ty), mask=inside)
 
 
-SUM_BLOCKS = {"BLOCK_P": 8, "BLOCK": 256, **UNFUSED}
+# Few columns: where sums are short, as those of a norm's weights, a program for each few is all there is to share out.
+SUM_BLOCKS = {"BLOCK_P": 32, "BLOCK": 64, **UNFUSED}
 
 
 def sum_partials(partials: torch.Tensor, first: torch.Tensor, second: torch.Tensor | None = None) -> None:

@@ -19,4 +19,4 @@ def pytest_sessionstart() -> None:
     path = str(sys.modules["compgen_fast._C"].__file__)
     library = ctypes.CDLL(path)  # its symbols are its own and those of what it was linked with
     if missing := [name for name, symbol in RUNTIMES.items() if not hasattr(library, symbol)]:
-        raise pytest.UsageError(f"{path} was built without {' and '.join(missing)}; `make sanitize` builds one with them")
+        raise pytest.UsageError(f"{path} is built without {' and '.join(missing)}; `make sanitize` builds it with them")

@@ -17,40 +17,49 @@ from rich.table import Table
 
 if TYPE_CHECKING:
     from compgen_fast.prove.budgets import Breach
+    from compgen_fast.prove.catalogue import Case
     from compgen_fast.prove.ladder import Ladder, Row, Step
+    from compgen_fast.prove.roofline import Work
 
+WIDTH = 120  # columns in a file or a pipe
 SHOWN_CHANGES = 40  # of those that recording makes; a new kernel has one for each architecture
 
 
-def refuse_without_compiler() -> None:
+def refuse_without_compiler(command: str) -> None:
     """Raises ValueError where kernels cannot be compiled."""
     if importlib.util.find_spec("triton") is None:
-        raise ValueError("prove compiles kernels with triton, which is not installed; pip install triton (Linux only)")
+        raise ValueError(
+            f"{command} compiles kernels with triton, which is not installed; pip install triton (Linux only)"
+        )
     if os.environ.get("TRITON_INTERPRET", "0") not in ("", "0"):
-        raise ValueError("prove compiles kernels, and TRITON_INTERPRET is set, which replaces the compiler; unset it")
+        raise ValueError(
+            f"{command} compiles kernels, and TRITON_INTERPRET is set, which replaces the compiler; unset it"
+        )
 
 
-def chosen(what: str, names: tuple[str, ...], known: tuple[str, ...]) -> tuple[str, ...]:
+def chosen(command: str, what: str, names: tuple[str, ...], known: tuple[str, ...]) -> tuple[str, ...]:
     """The names asked for, all if none were. Raises ValueError for one that is not known."""
     for name in names:
         if name not in known:
-            raise ValueError(f"prove: {name!r} is no {what}; there are {', '.join(known)}")
+            raise ValueError(f"{command}: {name!r} is no {what}; there are {', '.join(known)}")
     return names or known
 
 
 def run(*, kernel: str | None, arch: str | None, json_path: str | None, record: bool, page: Path | None) -> int:
     """Prove, show, write; 1 if a budget is broken and not recorded."""
-    refuse_without_compiler()
-    from compgen_fast.prove import budgets, catalogue, ladder
+    refuse_without_compiler("prove")
+    from compgen_fast.prove import budgets, catalogue, ladder, roofline
     from compgen_fast.prove import page as pages
     from compgen_fast.prove.ahead_of_time import TARGETS
 
-    ops = chosen("kernel", (kernel,) if kernel else (), catalogue.OPS)
-    architectures = chosen("architecture", tuple(arch.split(",")) if arch else (), tuple(TARGETS))
+    ops = chosen("prove", "kernel", (kernel,) if kernel else (), catalogue.OPS)
+    architectures = chosen("prove", "architecture", tuple(arch.split(",")) if arch else (), tuple(TARGETS))
     everything = len(ops) == len(catalogue.OPS) and len(architectures) == len(TARGETS)
     if page is not None and not everything:
         raise ValueError("prove: the page shows all kernels on all architectures; leave out --kernel and --arch")
     console = Console(stderr=json_path == "-")
+    if not console.is_terminal:
+        console.width = max(console.width, WIDTH)
     found = _climbed(ladder.climb, architectures, ops, console)
     broken = budgets.breaches(found.rows, budgets.read(budgets.PATH))
     if record:
@@ -73,10 +82,14 @@ def run(*, kernel: str | None, arch: str | None, json_path: str | None, record: 
         console.print(
             f"[red]{failure.name} on {failure.architecture}: {failure.why}[/]", soft_wrap=True, highlight=False
         )
+    excessive = [(case, work) for case, work in found.works if work.excess > roofline.most_moved(case)]
+    for case, work in excessive:
+        said = f"{case.name}: moves {work.excess:.2f} times the necessary bytes, allowed {roofline.most_moved(case)}"
+        console.print(f"[red]{said}[/]", soft_wrap=True, highlight=False)
     wrong = [each for each in found.emulations if each.error is not None and each.why]
     for each in wrong:
         console.print(f"[red]{each.case.name} on {each.architecture}: {each.why}[/]", soft_wrap=True, highlight=False)
-    return 1 if broken or found.failures or wrong else 0
+    return 1 if broken or found.failures or excessive or wrong else 0
 
 
 def _climbed(climb: Any, architectures: tuple[str, ...], ops: tuple[str, ...], console: Console) -> Ladder:
@@ -110,6 +123,8 @@ def show(found: Ladder, steps: dict[Any, dict[str, Step]], broken: list[Breach],
     over = {(breach.name, breach.architecture) for breach in broken}
     for op in dict.fromkeys(row.case.op for row in found.rows):
         console.print(kernel_table(op, [row for row in found.rows if row.case.op == op], over))
+    if found.works:
+        console.print(roofline_table(found))
     console.print(summary_table(steps))
     for line in reasons(steps):
         console.print(line, highlight=False)
@@ -173,6 +188,33 @@ def widths_label(instructions: dict[int, int]) -> str:
     return f"{widest} b" if share > 0.995 else f"{widest} b {share:.0%}"
 
 
+def roofline_table(found: Ladder) -> Table:
+    """What is moved at real shapes, and how long that takes at least."""
+    from compgen_fast.prove.roofline import PEAKS
+
+    title = "modelled from the traced sm_80 code: nothing here was measured on a GPU"
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0), title=title, title_justify="left")
+    table.add_column("case", overflow="fold")
+    for name in ("needs", "moves", "asks for", *(peak.name.split()[0] for peak in PEAKS)):
+        table.add_column(name, justify="right", no_wrap=True)
+    for case, work in found.works:
+        table.add_row(case.name, *roofline_cells(work))
+    return table
+
+
+def roofline_cells(work: Work) -> tuple[str, ...]:
+    """Megabytes needed, moved and asked for as multiples of it, and for each GPU the least time with its bound."""
+    from compgen_fast.prove.roofline import PEAKS, predict
+
+    predictions = [predict(work, peak) for peak in PEAKS]
+    return (
+        f"{work.necessary / 1e6:.1f} MB",
+        f"{work.excess:.2f}×",
+        f"{work.requested / work.necessary:.2f}×",
+        *(f"{each.seconds * 1e6:.1f} µs {each.bound.split()[0]}" for each in predictions),
+    )
+
+
 def summary_table(steps: dict[Any, dict[str, Step]]) -> Table:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, title="highest rung", title_justify="left")
     for name in ("op", "direction", "dtype"):
@@ -231,11 +273,19 @@ def as_json(found: Ladder, steps: dict[Any, dict[str, Step]], broken: list[Breac
             for use, by_architecture in steps.items()
             for architecture, step in by_architecture.items()
         ],
+        "modelled": [_modelled(case, work) for case, work in found.works],
         "breaches": [str(breach) for breach in broken],
         "not_compiled": [
             {"name": each.name, "architecture": each.architecture, "why": each.why} for each in found.failures
         ],
     }
+
+
+def _modelled(case: Case, work: Work) -> dict[str, Any]:
+    from compgen_fast.prove.roofline import PEAKS, predict
+
+    gpus = [asdict(predict(work, peak)) for peak in PEAKS]
+    return {"case": case.name, "moved": work.moved, "excess": work.excess} | asdict(work) | {"gpus": gpus}
 
 
 def _row(row: Row) -> dict[str, Any]:

@@ -3,7 +3,8 @@
 1. the formula in fp64, gradcheck; 2. C++ and torch against it; 3. the Triton source in the interpreter: reached where
    the test files that prove them are there (`TESTS`), which `make test` runs;
 4. compiled ahead of time, within its budget (see `budgets`);
-5. the compiled code executed by the emulator on a ragged shape, in agreement with the formula in fp64;
+5. the compiled code executed by the emulator on a ragged shape, in agreement with the formula in fp64; at real shapes
+   some of its blocks are traced as well, for what they move (see `roofline`);
 6. measured on a GPU, which nothing here can do.
 
 Compiling and emulating run in two processes. What they found is kept in ~/.cache/compgen_fast/prove, or below
@@ -17,6 +18,7 @@ import hashlib
 import json
 import multiprocessing
 import os
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
@@ -29,6 +31,7 @@ import triton
 
 from compgen_fast.prove.ahead_of_time import TARGETS, Figures, cost, identity
 from compgen_fast.prove.catalogue import (
+    FP16,
     KERNELS,
     RAGGED,
     REAL,
@@ -42,11 +45,13 @@ from compgen_fast.prove.catalogue import (
 from compgen_fast.prove.chips import CHIPS, Occupancy, occupancy
 from compgen_fast.prove.emulate import emulated
 from compgen_fast.prove.emulator import Fault
+from compgen_fast.prove.roofline import Work, work
 
 PROCESSES = 2
 PACKAGE = Path(__file__).parents[1]
 ROOT = PACKAGE.parent
 EMULATED = ("sm_80", "sm_90")
+TRACED = "sm_80"
 # What machine code of the matrix units of newer chips, and of their copies of whole tiles, is made of.
 BEYOND = {"HGMMA": "wgmma", "UTCHMMA": "tcgen05", "UTCQMMA": "tcgen05", "UTCOMMA": "tcgen05", "UTMALDG": "TMA"}
 NOT_EXECUTED = "it uses {}, which the emulator does not execute"
@@ -125,6 +130,7 @@ class Ladder:
     rows: tuple[Row, ...]
     failures: tuple[Failure, ...]
     emulations: tuple[Emulated, ...]
+    works: tuple[tuple[Case, Work], ...] = ()  # of the shapes users have
 
 
 class Step(NamedTuple):
@@ -135,18 +141,19 @@ class Step(NamedTuple):
 
 
 class Job(NamedTuple):
-    kind: Literal["compile", "emulate"]
+    kind: Literal["compile", "emulate", "trace"]
     architecture: str
-    name: str  # of a compilation or of a ragged case
+    name: str  # of a compilation or of a case
 
 
 Progress = Callable[[int, int], None]
-_ragged = {case.name: case for case in RAGGED}
+_named = {case.name: case for case in (*RAGGED, *REAL)}
 
 
 def climb(architectures: Sequence[str], ops: Sequence[str], progress: Progress = lambda done, of: None) -> Ladder:
-    """Compile and emulate all that the catalogue has of these ops, or remember what it came to."""
+    """Compile, emulate and trace all that the catalogue has of these ops, or remember what it came to."""
     jobs = [
+        *(Job("trace", TRACED, case.name) for case in _of(REAL, ops) if TRACED in architectures and case.dtype != FP16),
         *(Job("emulate", name, case.name) for name in architectures if name in EMULATED for case in _of(RAGGED, ops)),
         *(
             Job("compile", name, compilation.name)
@@ -169,17 +176,20 @@ def _of(cases: Iterable[Case], ops: Sequence[str]) -> Iterator[Case]:
 
 
 def _assembled(results: list[tuple[Job, dict[str, Any]]]) -> Ladder:
-    rows, failures, emulations = [], [], []
+    rows, failures, emulations, works = [], [], [], []
     for job, result in results:
         if job.kind == "emulate":
-            emulations.append(Emulated(_ragged[job.name], job.architecture, **result))
+            emulations.append(Emulated(_named[job.name], job.architecture, **result))
+            continue
+        if job.kind == "trace":
+            works.append((_named[job.name], Work.restored(result)))
             continue
         compilation = compilations(job.architecture)[job.name]
         if "why" in result:
             failures.append(Failure(job.name, job.architecture, compilation.users, result["why"]))
         else:
             rows.append(row(compilation, job.architecture, _figures(result)))
-    return Ladder(tuple(rows), tuple(failures), tuple(emulations))
+    return Ladder(tuple(rows), tuple(failures), tuple(emulations), tuple(works))
 
 
 def row(compilation: Compilation, architecture: str, figures: Figures) -> Row:
@@ -203,9 +213,14 @@ def compiled(compilation: Compilation, architecture: str) -> Row:
 
 
 def perform(job: Job) -> dict[str, Any]:
-    """Compile or emulate, and keep the result for the next time unless it is a failure to compile."""
-    result = _compile(job) if job.kind == "compile" else emulate(_ragged[job.name], job.architecture)
-    if job.kind == "emulate" or "why" not in result:
+    """Compile, emulate or trace, and keep the result for the next time unless it is a failure to compile."""
+    if job.kind == "compile":
+        result = _compile(job)
+    elif job.kind == "emulate":
+        result = emulate(_named[job.name], job.architecture)
+    else:
+        result = asdict(work(_named[job.name], job.architecture))
+    if job.kind != "compile" or "why" not in result:
         path = _cache() / _key(job)
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary = path.with_suffix(f".{os.getpid()}")
@@ -253,6 +268,9 @@ def _beyond(figures: Iterable[Figures]) -> str:
 
 
 def _sentence(error: Exception) -> str:
+    unknown = re.search(r"does not know '(\w+)", str(error))
+    if unknown:  # where and with which registers is not to the point
+        return f"the emulator does not know {unknown.group(1)}"
     lines = str(error).strip().splitlines()
     return f"{type(error).__name__}: {lines[-1] if lines else 'no reason given'}"
 
@@ -260,22 +278,22 @@ def _sentence(error: Exception) -> str:
 # ------------------------------------------------------------------------------------------ many jobs
 
 
-Work = Callable[[Job], dict[str, Any]]
+Performer = Callable[[Job], dict[str, Any]]
 
 
-def in_processes(jobs: list[Job], work: Work = perform) -> Iterator[tuple[Job, dict[str, Any]]]:
+def in_processes(jobs: list[Job], perform: Performer = perform) -> Iterator[tuple[Job, dict[str, Any]]]:
     """All jobs in processes of their own. A compiler that crashes takes its process along, and all that wait for it:
     what is then left runs one at a time, so that it is seen which job it was.
     """
     left = dict.fromkeys(jobs)
     try:
-        for job, result in _through_pool(list(left), PROCESSES, work):
+        for job, result in _through_pool(list(left), PROCESSES, perform):
             del left[job]
             yield job, result
     except BrokenProcessPool:
         for job in list(left):
             try:
-                yield from _through_pool([job], 1, work)
+                yield from _through_pool([job], 1, perform)
             except BrokenProcessPool:
                 yield (
                     job,
@@ -283,12 +301,12 @@ def in_processes(jobs: list[Job], work: Work = perform) -> Iterator[tuple[Job, d
                 )
 
 
-def _through_pool(jobs: list[Job], processes: int, work: Work) -> Iterator[tuple[Job, dict[str, Any]]]:
+def _through_pool(jobs: list[Job], processes: int, perform: Performer) -> Iterator[tuple[Job, dict[str, Any]]]:
     if not jobs:
         return
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(processes, mp_context=context, initializer=torch.set_num_threads, initargs=(1,)) as pool:
-        futures: dict[Future[dict[str, Any]], Job] = {pool.submit(work, job): job for job in jobs}
+        futures: dict[Future[dict[str, Any]], Job] = {pool.submit(perform, job): job for job in jobs}
         try:
             for future in as_completed(futures):
                 yield futures[future], future.result()
@@ -315,8 +333,10 @@ def _key(job: Job) -> str:
     if job.kind == "compile":
         launched = [compilations(job.architecture)[job.name].launch]
     else:
-        launched = list(launches(_ragged[job.name], job.architecture))
-        files += ["prove/catalogue.py", "prove/emulate.py", "prove/emulator", "ops", "kernels"]
+        case = _named[job.name]
+        launched = list(launches(case, job.architecture))
+        launchers = [f"kernels/{name}.py" for name in ("launch", "jet", case.op)]
+        files += ["prove/catalogue.py", "prove/emulate.py", "prove/roofline.py", "prove/emulator", "ops", *launchers]
     parts = (str(job), triton.__version__, _content(tuple(files)), *(identity(launch, target) for launch in launched))
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
@@ -326,7 +346,8 @@ def _content(names: tuple[str, ...]) -> str:
     """Of files of the package, and of folders their Python files."""
     found = hashlib.sha256()
     for name in names:
-        place = KERNELS if name == "kernels" else PACKAGE / name
+        folder, _, inside = name.partition("/")  # kernels lie elsewhere than where they are installed
+        place = KERNELS / inside if folder == "kernels" else PACKAGE / name
         for path in sorted(place.glob("*.py")) if place.is_dir() else [place]:
             found.update(path.read_bytes())
     return found.hexdigest()

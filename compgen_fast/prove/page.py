@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from compgen_fast.prove.catalogue import Use
-from compgen_fast.prove.command import alike, cells, reasons
+from compgen_fast.prove.command import alike, cells, reasons, roofline_cells
 from compgen_fast.prove.ladder import Ladder, Row, Step
+from compgen_fast.prove.roofline import PEAKS
 
 BEGIN = "<!-- made by `compgen prove --page docs/prove.md`; do not edit from here on -->"
 END = "<!-- end of what the command made -->"
@@ -28,7 +29,17 @@ def write(path: Path, sections: list[Section]) -> None:
 
 
 def sections(found: Ladder, steps: dict[Use, dict[str, Step]]) -> list[Section]:
-    return [Section("How high each op has climbed", _rungs(steps)), Section("What it is compiled to", _kernels(found))]
+    return [
+        Section("How high each op has climbed", _rungs(steps)),
+        Section("What is moved, and how long that takes: modelled", _roofline(found)),
+        Section("What it is compiled to", _kernels(found)),
+    ]
+
+
+def _roofline(found: Ladder) -> str:
+    lines = [(case.name, *roofline_cells(work)) for case, work in found.works]
+    columns = ("case", "needs", "moves", "asks for", *(peak.name for peak in PEAKS))
+    return f"Modelled from the traced sm_80 code; nothing was measured on a GPU.\n\n{markdown(columns, lines)}"
 
 
 def _rungs(steps: dict[Use, dict[str, Step]]) -> str:

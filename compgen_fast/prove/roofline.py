@@ -17,9 +17,11 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
+from compgen_fast.kernels.launch import WIDEST_TILE
 from compgen_fast.prove.catalogue import Case, configured
 from compgen_fast.prove.chips import CHIPS, Peak
 from compgen_fast.prove.emulate import Emulation, traced
@@ -28,9 +30,11 @@ from compgen_fast.prove.emulator.memory import SECTOR
 SAMPLE = 12  # blocks that are emulated: a multiple of the neighbouring heads, which start at different bytes
 MOST_MOVED = {"forward": 1.15, "backward": 1.3, "step": 1.15}
 """Times the necessary bytes."""
-# In fp32 the products are calculated outside of the matrix units, with so many registers that a program has half of a
+# Jets in fp32: products are calculated outside of the matrix units, with so many registers that a program has half of a
 # head's columns and reads the others as well. There arithmetic is the bound, by more than twice.
-EXEMPT: dict[tuple[str, str, torch.dtype], float] = {("jet_cross_attention", "backward", torch.float32): 2.2}
+MOST_MOVED_BY_FP32_JETS = 2.2
+# A softmax over several heads that one tile does not hold takes two passes over the inputs.
+MOST_MOVED_IN_TWO_PASSES = 1.75
 
 
 @dataclass(frozen=True)
@@ -50,6 +54,11 @@ class Work:
 
     necessary: int
     launches: tuple[LaunchWork, ...]
+
+    @classmethod
+    def restored(cls, stored: dict[str, Any]) -> Work:
+        """From what dataclasses.asdict made of one."""
+        return cls(stored["necessary"], tuple(LaunchWork(**each) for each in stored["launches"]))
 
     @property
     def moved(self) -> float:
@@ -81,6 +90,15 @@ class Prediction:
     seconds: float
     bound: str
     bandwidth_share: float
+
+
+def most_moved(case: Case) -> float:
+    """Bytes that may be moved for each that is necessary."""
+    if case.op == "jet_cross_attention" and case.direction == "backward" and case.dtype == torch.float32:
+        return MOST_MOVED_BY_FP32_JETS
+    if case.op == "slot_competition" and case.sizes[2] * case.sizes[4] > WIDEST_TILE:
+        return MOST_MOVED_IN_TWO_PASSES
+    return MOST_MOVED[case.direction]
 
 
 def work(case: Case, architecture: str = "sm_80") -> Work:

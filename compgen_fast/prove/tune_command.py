@@ -2,51 +2,58 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from rich.console import Console
-from rich.progress import MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from compgen_fast.kernels.launch import CONFIGS, architecture_of
-from compgen_fast.prove.ahead_of_time import TARGETS
-from compgen_fast.prove.catalogue import shipped_rows
-from compgen_fast.prove.tuning import Choice, choices, write
+from compgen_fast.prove.command import chosen, refuse_without_compiler
+
+if TYPE_CHECKING:
+    from compgen_fast.prove.tuning import Choice
 
 
-def run(kernel: str | None, architectures: tuple[str, ...], device: str) -> int:
-    """Chooses all rows of the architectures, or those of one kernel."""
-    console = Console()
-    by = "modelled"
+def run(kernel: str | None, arch: str | None, device: str) -> int:
+    """Chooses all rows of the architectures, or those of one kernel, and writes them once all are found."""
+    refuse_without_compiler("tune")
+    import torch
+
+    from compgen_fast.kernels.launch import CONFIGS, architecture_of
+    from compgen_fast.prove.ahead_of_time import TARGETS
+    from compgen_fast.prove.catalogue import shipped_rows
+    from compgen_fast.prove.tuning import choices, write
+
+    console, by = Console(), "modelled"
+    architectures = chosen("tune", "architecture", tuple(arch.split(",")) if arch else (), tuple(TARGETS))
     if device == "cuda":
-        import torch
-
-        architectures = (architecture_of(torch.device("cuda")),)
-        by = f"measured on {torch.cuda.get_device_name()}"
+        architectures, by = (architecture_of(torch.device("cuda")),), f"measured on {torch.cuda.get_device_name()}"
+    rows = shipped_rows(architectures[0])
+    kernels = tuple(dict.fromkeys(row.kernel.split()[0] for row in rows))
+    wanted = chosen("tune", "kernel with a configuration", (kernel,) if kernel else (), kernels)
+    rows = tuple(row for row in rows if row.kernel.split()[0] in wanted)
     write([], by)  # rows that were edited by hand are where it starts from
-    rows = [row for row in shipped_rows(architectures[0]) if kernel is None or row.kernel.split()[0] == kernel]
     found: list[tuple[str, Choice]] = []
-    columns = (TextColumn("{task.description}"), MofNCompleteColumn(), TimeElapsedColumn())
+    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
     with Progress(*columns, console=console) as progress:
         task = progress.add_task("rows", total=len(rows) * len(architectures))
-        for architecture, choice in choices(rows, list(architectures), device):
-            found.append((architecture, choice))
+        for each in choices(rows, architectures, device):
+            found.append(each)
             progress.advance(task)
     write(found, by)
     console.print(_table(found, by))
-    console.print(f"{CONFIGS} written. Next: compgen prove --record")
+    console.print(f"written to {CONFIGS}; next: compgen prove --record", soft_wrap=True)
     return 0
 
 
 def _table(found: list[tuple[str, Choice]], by: str) -> Table:
-    table = Table(title=f"configurations that changed ({by}); times of what the necessary bytes take")
-    for column in ("architecture", "kernel", "bits", "slots", "width", "before", "now", "time before", "time now"):
+    changed = [(architecture, choice) for architecture, choice in found if choice.new != choice.old]
+    title = f"{len(changed)} of {len(found)} configurations changed, {by}; times are multiples of what the bytes need"
+    table = Table(title=title, title_justify="left")
+    for column in ("chip", "kernel", "bits", "slots", "width", "before", "now", "time before", "time now"):
         table.add_column(column)
-    for architecture, choice in found:
+    for architecture, choice in changed:
         row = choice.row
-        if choice.new != choice.old:
-            numbers = (str(row.bits), str(row.S), str(row.D), str(choice.old), str(choice.new))
-            times = (f"{choice.old_score:.2f}", f"{choice.new_score:.2f}")
-            table.add_row(architecture, row.kernel, *numbers, *times)
+        numbers = (str(each) for each in (row.bits, row.S, row.D, choice.old, choice.new))
+        table.add_row(architecture, row.kernel, *numbers, f"{choice.old_score:.2f}", f"{choice.new_score:.2f}")
     return table
-
-
-ARCHITECTURES = tuple(TARGETS)

@@ -1,7 +1,8 @@
 """Chooses how kernels are launched, for each row of kernels/configs.json: by the model, or by the clock of a real GPU.
 
-A row serves up to so many slots and columns. Its candidates are tiles, warps and stages; a candidate is judged on the
-real shapes that look the row up (`catalogue.REAL`), or at the row's limits where none does, by the mean over them of
+A row serves up to so many slots and columns. Its candidates are tiles, warps and stages, or where no real shape looks
+the row up what is shipped with half and twice the pixels. A candidate is judged on the real shapes that look the row up
+(`catalogue.REAL`), or at the row's limits, by the mean over them of
 
     seconds / seconds that the necessary bytes take at the memory's full bandwidth
 
@@ -60,6 +61,8 @@ class Choice:
 
 def space(row: ShippedRow) -> list[Candidate]:
     """What a row could be."""
+    if not _real(row):
+        return [(N, *_shipped(row)[1:]) for N in (row.BLOCK_N // 2, row.BLOCK_N * 2) if N]
     if row.kernel.startswith(("jet_norm", "latent_adam")):  # a tile holds whole rows
         tiles = [
             (N, row.D) for N in (1, 2, 4, 8, 16, 32, 64, 128) if 512 <= N * row.D <= 4096 or (N == 1 and row.D > 4096)
@@ -76,8 +79,12 @@ def space(row: ShippedRow) -> list[Candidate]:
 
 def judged_on(row: ShippedRow) -> tuple[Case, ...]:
     """The real shapes that look a row up; fp16 compiles like bf16."""
-    found = [case for case in REAL if case.dtype != FP16 and _key(row) in _looked_up(case)]
-    return tuple(found) or row.cases()
+    return _real(row) or row.cases()
+
+
+@functools.cache
+def _real(row: ShippedRow) -> tuple[Case, ...]:
+    return tuple(case for case in REAL if case.dtype != FP16 and _key(row) in _looked_up(case))
 
 
 def _key(row: ShippedRow) -> tuple[str, int, int, int]:
@@ -216,7 +223,7 @@ def _shipped(row: ShippedRow) -> Candidate:
     return row.BLOCK_N, row.BLOCK_D, row.num_warps, row.num_stages
 
 
-def choices(rows: list[ShippedRow], architectures: list[str], device: str) -> Iterator[tuple[str, Choice]]:
+def choices(rows: Sequence[ShippedRow], architectures: Sequence[str], device: str) -> Iterator[tuple[str, Choice]]:
     """What is chosen for each row and architecture, as it is found."""
     if device == "cuda":
         for row, architecture in itertools.product(rows, architectures):
@@ -227,7 +234,7 @@ def choices(rows: list[ShippedRow], architectures: list[str], device: str) -> It
             yield from zip(architectures, found, strict=True)
 
 
-def _choose_by_model(row: ShippedRow, architectures: list[str]) -> list[Choice]:
+def _choose_by_model(row: ShippedRow, architectures: Sequence[str]) -> list[Choice]:
     """For all architectures in one process: they share what was traced. What a tile moves is the same on all of them,
     so the best of the first are what the others choose from, and only where none of these fits from all.
     """

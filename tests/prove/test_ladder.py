@@ -15,7 +15,7 @@ pytest.importorskip("triton")
 
 from compgen_fast.prove import ladder
 from compgen_fast.prove.ahead_of_time import TARGETS, Launch, cost, recorded_launches
-from compgen_fast.prove.catalogue import compilations
+from compgen_fast.prove.catalogue import RAGGED, Case, compilations
 from compgen_fast.prove.ladder import Failure, Job, Ladder, Row, in_processes, steps
 from tests.prove.rows import CASE, made_emulation, made_row
 
@@ -136,6 +136,15 @@ def test_the_time_of_a_compilation_is_known_unless_it_was_cached(
     seconds = cost(launch, TARGETS["sm_80"]).compile_seconds
     assert seconds is not None and 0.01 < seconds < 60
     assert cost(launch, TARGETS["sm_80"]).compile_seconds is None
+
+
+def test_an_unknown_instruction_is_named_without_its_registers(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*of: Any) -> None:
+        raise NotImplementedError("launch.py:179: the emulator does not know 'stmatrix.sync.x4.b16 [%r4], {%r503}'")
+
+    monkeypatch.setattr(Case, "launch", refuse)
+    monkeypatch.setattr(ladder, "launches", lambda *of: ())
+    assert ladder.emulate(RAGGED[0], "sm_90")["why"] == "not emulated: the emulator does not know stmatrix"
 
 
 def test_recording_launches_runs_nothing() -> None:

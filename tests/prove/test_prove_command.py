@@ -30,7 +30,7 @@ class Climb:
         self.budgets = tmp_path / "budgets.json"
         monkeypatch.setattr(budgets, "PATH", self.budgets)
         monkeypatch.setattr(ladder, "climb", self)
-        monkeypatch.setenv("COLUMNS", "120")
+        monkeypatch.delenv("COLUMNS", raising=False)
 
     @staticmethod
     def all_good(**sm_80: Any) -> Ladder:
