@@ -127,7 +127,7 @@ def _scaled(emulation: Emulation) -> LaunchWork:
     )
 
 
-def necessary_bytes(case: Case, arguments: tuple[object, ...]) -> int:
+def necessary_bytes(case: Case, arguments: tuple[Any, ...]) -> int:
     """Bytes that any implementation must read and write."""
     if case.op == "latent_adam":
         return _necessary_of_a_step(case, arguments)
@@ -151,17 +151,15 @@ def _gathered(images: torch.Tensor, pixels: torch.Tensor, image_bytes: int, pixe
     return SECTOR * len(torch.cat([first, first + pixel_bytes - 1]).div(SECTOR, rounding_mode="floor").unique())
 
 
-def _necessary_of_a_step(case: Case, arguments: tuple[object, ...]) -> int:
+def _necessary_of_a_step(case: Case, arguments: tuple[Any, ...]) -> int:
     """Of candidates that take part: z, both moments and the gradient are read, the first three written, the best kept
     where it is better. Beside the rows, seven numbers of a candidate.
     """
-    z, best_loss, active, grad, loss = (arguments[place] for place in (0, 4, 8, 9, 10))
-    assert all(isinstance(each, torch.Tensor) for each in (z, best_loss, active, grad, loss))
-    taking_part = int(active.sum())  # type: ignore[attr-defined]
-    better = int((active & (loss < best_loss)).sum())  # type: ignore[operator]
+    best_loss, active, grad, loss = (arguments[place] for place in (4, 8, 9, 10))
+    taking_part, better = int(active.sum()), int((active & (loss < best_loss)).sum())
     C, L = case.sizes
-    rows = taking_part * L * (6 * 4 + grad.itemsize) + better * L * 4  # type: ignore[attr-defined]
-    return rows + C + taking_part * 6 * 4 + better * 4
+    rows = taking_part * L * (6 * 4 + grad.element_size()) + better * L * 4
+    return int(rows + C + taking_part * 6 * 4 + better * 4)
 
 
 def _matrix_flops(emulation: Emulation) -> int:

@@ -40,7 +40,7 @@ from compgen_fast.prove.roofline import LaunchWork, launch_work, necessary_bytes
 
 PROCESSES = 2
 FINALISTS = 6
-SAMPLE = 4  # blocks that are traced for each candidate: enough to compare them
+SAMPLE = 6  # blocks that are traced for each candidate: enough to compare them
 LATENCY = 700e-9  # seconds from a load to its value when the memory is busy, about the same on all of them
 Candidate = tuple[int, int, int, int]
 """BLOCK_N, BLOCK_D, num_warps, num_stages."""
@@ -94,7 +94,7 @@ def _key(row: ShippedRow) -> tuple[str, int, int, int]:
 @functools.cache
 def _looked_up(case: Case) -> frozenset[tuple[str, int, int, int]]:
     """The rows that a case's launches look up; their limits are the same on all architectures."""
-    keys = []
+    keys: list[tuple[str, int, int, int]] = []
 
     def note(name: str, kernel: str, element_size: int, S: int, D: int) -> Config:
         config = original(name, kernel, element_size, S, D)
@@ -147,16 +147,15 @@ def _works(case: Case, kernel: str, tile: tuple[int, int]) -> tuple[LaunchWork, 
 
 
 def _seconds(launch: Launch, figures: Figures, work: LaunchWork, chip: Chip) -> float:
-    peak, warps = chip.peak, launch.options.get("num_warps", 4)
+    peak, warps = chip.peak, int(launch.options.get("num_warps", 4))
     side_by_side = occupancy(chip, figures.registers, figures.shared, warps).blocks
     if not side_by_side:
         return math.inf
     per_processor = math.prod(launch.grid) / peak.multiprocessors
     balance = per_processor / math.ceil(per_processor)
     on_their_way = sum(bits // 8 * count for bits, count in figures.loads.items()) * warps * chip.warp_size
-    covered = (
-        min(side_by_side, max(per_processor, 1)) * on_their_way * peak.multiprocessors / (peak.bandwidth * LATENCY)
-    )
+    needed = peak.bandwidth * LATENCY / peak.multiprocessors
+    covered = min(side_by_side, max(per_processor, 1)) * on_their_way / needed
     return max(
         work.moved / peak.bandwidth / balance / min(1.0, covered),
         work.matrix_flops / peak.matrix / balance,

@@ -148,3 +148,17 @@ def test_bytes_are_permuted():
     assert (result("prmt.b32 %r9, %r1, %r2, 0x7531;", **start) == 0x77553311).all()
     assert (result("prmt.b32 %r9, %r1, %r2, 0x0C40;", **start) == 0x00FF8800).all()
     assert (result("selp.b32 %r9, 5, 6, %p1;", p1=np.resize([True, False], 32))[:2] == [5, 6]).all()
+
+
+@pytest.mark.parametrize("kind", ["bf16x2", "f16x2"])
+def test_comparisons_of_pairs(kind):
+    """The lower half decides the first predicate, the upper one the second; nothing is greater than NaN."""
+    dtype = torch.bfloat16 if kind == "bf16x2" else torch.float16
+    a, b = (
+        torch.tensor(values, dtype=dtype).view(torch.int16).numpy().view(np.uint16).astype(np.uint32)
+        for values in ([1.0, 3.0, float("nan"), -1.0], [2.0, 2.0, 2.0, -2.0])
+    )
+    low_high = [each[[0, 2]] | each[[1, 3]] << np.uint32(16) for each in (a, b)]
+    block = run(f"setp.gt.{kind} %p1|%p2, %r1, %r2;", r1=np.resize(low_high[0], 32), r2=np.resize(low_high[1], 32))
+    assert block.registers["%p1"][:2].tolist() == [False, False]
+    assert block.registers["%p2"][:2].tolist() == [True, True]

@@ -68,3 +68,18 @@ def test_tiles_are_loaded_by_the_rows_that_threads_name(trans):
         tile = np.arange(64).reshape(8, 8) + 64 * j
         tile = tile.T if trans else tile
         assert (block.registers[f"%r{7 + j}"] == (tile[G, 2 * T] | tile[G, 2 * T + 1] << 16)).all()
+
+
+@pytest.mark.parametrize("trans", ["", ".trans"])
+def test_tiles_that_are_stored_are_those_that_are_loaded(trans):
+    """Two tiles of 8×8, rows 16 bytes apart; read back as they lie in shared memory."""
+    tiles = RANDOM.integers(0, 1 << 16, size=(2, 8, 8)).astype(np.uint32)
+    start = {f"r{1 + j}": pair(tiles[j], G, 2 * T) for j in range(2)}
+    block = run(
+        f"stmatrix.sync.aligned.m8n8.x2{trans}.shared.b16 [%r9], {{%r1, %r2}};",
+        r9=(16 * LANE).astype(np.uint32),
+        **start,
+    )
+    lie = block.shared.content[:256].view(np.uint16).reshape(2, 8, 8)
+    np.testing.assert_array_equal(lie, tiles.swapaxes(1, 2) if trans else tiles)
+    assert block.shared.defined[:256].all() and not block.shared.defined[256:].any()

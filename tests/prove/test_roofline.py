@@ -19,14 +19,14 @@ from compgen_fast.prove.chips import CHIPS
 from compgen_fast.prove.emulate import traced
 from compgen_fast.prove.roofline import MOST_MOVED, LaunchWork, Work, launch_work, most_moved, necessary_bytes, predict
 
-SAMPLE = 4  # blocks: `compgen prove` traces more, and shows them
+SAMPLE = 6  # blocks: `compgen prove` traces more, and shows them
 
 
 @pytest.mark.parametrize("case", [case for case in REAL if case.dtype != FP16], ids=lambda case: case.name)
 def test_what_is_moved_is_little_more_than_what_must_be(case: Case) -> None:
     needed = necessary_bytes(case, case.arguments(values=True))
     moved = sum(each.moved for each in launch_work(case, SAMPLE))
-    assert 0.99 * needed <= moved <= most_moved(case) * needed, f"{moved / needed:.3f} times the necessary bytes"
+    assert 0.95 * needed <= moved <= most_moved(case) * needed, f"{moved / needed:.3f} times the necessary bytes"
 
 
 def test_jets_that_may_move_more_are_bound_by_arithmetic() -> None:

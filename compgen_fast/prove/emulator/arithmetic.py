@@ -140,22 +140,36 @@ def _bit_field(block: Block, instruction: Instruction, active: Mask) -> None:
 def _compare(block: Block, instruction: Instruction, active: Mask) -> None:
     to, first, second = instruction.operands
     comparison, type = instruction.parts[0], instruction.type
+    if type.endswith("x2"):
+        _compare_pairs(block, instruction, active)
+        return
     if type[0] in "sub" and type != "bf16":
         whole = _COMPARISONS[{"lo": "lt", "ls": "le", "hi": "gt", "hs": "ge"}.get(comparison, comparison)]
         block.write(to, whole(*(block.read_integer(each, type) for each in (first, second))), active)
         return
     a, b = (_flushed(as_float(block, each, type), instruction) for each in (first, second))
+    block.write(to, _compared(a, b, comparison), active)
+
+
+def _compare_pairs(block: Block, instruction: Instruction, active: Mask) -> None:
+    """Two 16-bit numbers in a register, and a predicate for each: the lower one's first."""
+    predicates, *pairs = instruction.operands
+    value = bf16_value if instruction.type == "bf16x2" else _f16_value
+    for place, predicate in enumerate(predicates.split("|")):
+        a, b = (value(block.read(each) >> np.uint32(16 * place) & np.uint32(0xFFFF)) for each in pairs)
+        block.write(predicate, _compared(a, b, instruction.parts[0]), active)
+
+
+def _compared(a: Floats, b: Floats, comparison: str) -> Mask:
     unordered = np.isnan(a) | np.isnan(b)
     match comparison:
         case "num":
-            result = ~unordered
+            return ~unordered
         case "nan":
-            result = unordered
+            return unordered
         case _ if comparison in _COMPARISONS:
-            result = _COMPARISONS[comparison](a, b) & ~unordered
-        case _:  # equ, neu, ltu, …: also true where one is NaN
-            result = _COMPARISONS[comparison[:-1]](a, b) | unordered
-    block.write(to, result, active)
+            return _COMPARISONS[comparison](a, b) & ~unordered
+    return _COMPARISONS[comparison[:-1]](a, b) | unordered  # equ, neu, ltu, …: also true where one is NaN
 
 
 @executes("cvt")
@@ -201,7 +215,7 @@ def as_float(block: Block, operand: str, source: str) -> Floats:
         case "bf16":
             return bf16_value(block.read(operand, np.uint16))
         case "f16":
-            return block.read(operand, np.uint16).astype(np.uint16).view(np.float16).astype(np.float32)
+            return _f16_value(block.read(operand, np.uint16))
         case "f64":
             return block.read(operand, np.uint64).view(np.float64).astype(np.float32)
     return block.read_integer(operand, source).astype(np.float32)
@@ -216,6 +230,10 @@ def bf16_bits(x: Floats) -> NDArray[np.uint16]:
 
 def bf16_value(bits: Lanes) -> Floats:
     return (bits.astype(np.uint32) << np.uint32(16)).view(np.float32)
+
+
+def _f16_value(bits: Lanes) -> Floats:
+    return bits.astype(np.uint16).view(np.float16).astype(np.float32)
 
 
 def f16_bits(x: Floats) -> NDArray[np.uint16]:

@@ -31,6 +31,24 @@ def _load_tiles(block: Block, instruction: Instruction, active: Mask) -> None:
         block.write(register, values.flatten(), active)
 
 
+@executes("stmatrix")
+def _store_tiles(block: Block, instruction: Instruction, active: Mask) -> None:
+    """The way back: threads 8j to 8j + 7 of a warp tell where the rows of tile j go."""
+    block.whole_warps(active, "stmatrix")
+    rows = block.addresses(instruction.operands[0]).reshape(-1, WARP)
+    live = np.all(active.reshape(-1, WARP), axis=1)
+    warps = np.repeat(np.arange(len(live))[live], 8)
+    who = block.who(active)
+    for place, register in enumerate(registers(instruction.operands[1])):
+        bits = block.read(register).reshape(-1, WARP)[live]
+        halves = np.stack([bits & np.uint32(0xFFFF), bits >> np.uint32(16)], -1).astype(np.uint16)
+        tiles = halves.reshape(-1, 8, 8)
+        tiles = tiles.swapaxes(1, 2) if "trans" in instruction.parts else tiles
+        starts = rows[live][:, 8 * place : 8 * place + 8].flatten()
+        values = np.ascontiguousarray(tiles).view(np.uint8).reshape(-1, 16)
+        block.shared.store(starts, values, type(who)(who.block, who.epoch, warps))
+
+
 @executes("mma")
 def _multiply(block: Block, instruction: Instruction, active: Mask) -> None:
     """D = A B + C of each warp: A [16, k], B [k, 8]; k is 16 for 16-bit numbers and 8 for TF32. Sums are in fp32."""
