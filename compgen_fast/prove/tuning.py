@@ -1,8 +1,8 @@
 """Chooses how kernels are launched, for each row of kernels/configs.json: by the model, or by the clock of a real GPU.
 
-A row serves up to so many slots and columns. Its candidates are tiles, warps and stages, or where no real shape looks
-the row up what is shipped with half and twice the pixels. A candidate is judged on the real shapes that look the row up
-(`catalogue.REAL`), or at the row's limits, by the mean over them of
+A row serves up to so many slots and columns. Its candidates are tiles, warps and stages; where no real shape looks the
+row up, what is shipped with half and twice the pixels, unless none of that fits into registers. A candidate is judged
+on the real shapes that look the row up (`catalogue.REAL`), or at the row's limits, by the mean over them of
 
     seconds / seconds that the necessary bytes take at the memory's full bandwidth
 
@@ -40,6 +40,8 @@ from compgen_fast.prove.roofline import LaunchWork, launch_work, necessary_bytes
 
 PROCESSES = 2
 FINALISTS = 6
+LARGEST_TILE = 16 << 10  # bytes
+MOST_THREADS = 1024  # of a block, on all of them
 SAMPLE = 6  # blocks that are traced for each candidate: enough to compare them
 LATENCY = 700e-9  # seconds from a load to its value when the memory is busy, about the same on all of them
 Candidate = tuple[int, int, int, int]
@@ -61,20 +63,19 @@ class Choice:
 
 def space(row: ShippedRow) -> list[Candidate]:
     """What a row could be."""
-    if not _real(row):
-        return [(N, *_shipped(row)[1:]) for N in (row.BLOCK_N // 2, row.BLOCK_N * 2) if N]
     if row.kernel.startswith(("jet_norm", "latent_adam")):  # a tile holds whole rows
-        tiles = [
-            (N, row.D) for N in (1, 2, 4, 8, 16, 32, 64, 128) if 512 <= N * row.D <= 4096 or (N == 1 and row.D > 4096)
-        ]
-        return [(N, D, warps, 1) for N, D in tiles for warps in (4, 8, 16) if 4 <= N * D // (32 * warps) <= 16]
+        tiles = [(N, row.D) for N in (1, 2, 4, 8, 16, 32, 64, 128) if 512 <= N * row.D <= 4096]
+        return [(N, D, warps, 1) for N, D in tiles for warps in (4, 8, 16, 32) if 4 <= N * D // (32 * warps) <= 16]
     widest, wide = min(row.D, 128), row.bits == 32 or row.D > 64  # where registers may be short, half a row at a time
-    tiles = [(N, D) for N in (16, 32, 64, 128) for D in ((widest, widest // 2) if wide else (widest,))]
-    stages = (1, 2) if row.bits == 16 else (1,)  # without matrix units nothing is copied ahead
-    room = 16 << 10  # bytes of a tile
-    return [
-        (N, D, warps, ahead) for N, D in tiles if N * D * row.bits // 8 <= room for warps in (4, 8) for ahead in stages
-    ]
+    widths = {widest, widest // 2 if wide else widest} | (set() if _real(row) else {16, 32, 64})
+    tiles = [(N, D) for N in (16, 32, 64, 128) for D in sorted(widths) if N * D * row.bits // 8 <= LARGEST_TILE]
+    stages = (1, 2) if row.bits == 16 and _real(row) else (1,)  # without matrix units nothing is copied ahead
+    return [(N, D, warps, ahead) for N, D in tiles for warps in (4, 8) for ahead in stages]
+
+
+def near(row: ShippedRow) -> list[Candidate]:
+    """What is shipped, with half and twice the pixels."""
+    return [(N, *_shipped(row)[1:]) for N in (row.BLOCK_N // 2, row.BLOCK_N * 2) if N]
 
 
 def judged_on(row: ShippedRow) -> tuple[Case, ...]:
@@ -132,6 +133,8 @@ def modelled(case: Case, row: ShippedRow, candidate: Candidate, architecture: st
     with launching.architecture(architecture), launched_as(row.kernel, candidate), recorded_launches() as launches:
         case.launch(case.arguments(values=False))
     target, chip = TARGETS[architecture], CHIPS[architecture]
+    if candidate[2] * chip.warp_size > MOST_THREADS:
+        return math.inf
     figures = [cost(launch, target) for launch in launches]
     if any(each.spills or each.shared > chip.shared_per_block // 2 for each in figures):
         return math.inf
@@ -237,7 +240,9 @@ def _choose_by_model(row: ShippedRow, architectures: Sequence[str]) -> list[Choi
     """For all architectures in one process: they share what was traced. What a tile moves is the same on all of them,
     so the best of the first are what the others choose from, and only where none of these fits from all.
     """
-    first = scores(row, architectures[0], modelled, space(row))
+    first = scores(row, architectures[0], modelled, space(row) if _real(row) else near(row))
+    if not any(map(math.isfinite, first.values())):
+        first = scores(row, architectures[0], modelled, space(row))
     best = sorted((each for each in first if math.isfinite(first[each])), key=lambda each: first[each])[:FINALISTS]
     chosen = [_best(row, first, architectures[0])]
     for name in architectures[1:]:
