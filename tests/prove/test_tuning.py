@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ pytest.importorskip("triton")
 
 import torch
 
+from compgen_fast.cli import main
 from compgen_fast.kernels import launch
 from compgen_fast.prove import tuning
 from compgen_fast.prove.ahead_of_time import TARGETS
@@ -22,6 +24,8 @@ from compgen_fast.prove.catalogue import Case, launches, shipped_rows
 from compgen_fast.prove.tuning import Candidate, Choice, choose, launched_as, space
 
 ROW = next(row for row in shipped_rows("sm_80") if row.kernel == "slot_cross_attention forward" and row.bits == 16)
+SHIPPED = (ROW.BLOCK_N, ROW.BLOCK_D, ROW.num_warps, ROW.num_stages)
+OTHER = next(each for each in space(ROW) if each != SHIPPED)
 
 
 @pytest.mark.parametrize("architecture", TARGETS)
@@ -56,11 +60,9 @@ def judge(seconds: dict[Candidate, float]) -> tuning.Judge:
 
 
 def test_the_fastest_is_chosen_and_what_is_shipped_stays_unless_it_is_beaten() -> None:
-    shipped = (ROW.BLOCK_N, ROW.BLOCK_D, ROW.num_warps, ROW.num_stages)
-    other = next(each for each in space(ROW) if each != shipped)
-    assert choose(ROW, "sm_80", judge({shipped: 1.0, other: 0.9})).new == other
-    assert choose(ROW, "sm_80", judge({shipped: 1.0, other: 0.995})).new == shipped
-    assert choose(ROW, "sm_80", judge({other: 1.0})).new == other
+    assert choose(ROW, "sm_80", judge({SHIPPED: 1.0, OTHER: 0.9})).new == OTHER
+    assert choose(ROW, "sm_80", judge({SHIPPED: 1.0, OTHER: 0.995})).new == SHIPPED
+    assert choose(ROW, "sm_80", judge({OTHER: 1.0})).new == OTHER
     with pytest.raises(RuntimeError, match="slot_cross_attention forward 16 bit, 16 slots of 64: no candidate runs"):
         choose(ROW, "sm_80", judge({}))
 
@@ -73,12 +75,21 @@ def test_the_model_refuses_what_spills() -> None:
     assert 0 < tuning.modelled(case, row, (16, 32, 4, 1), "sm_80") < 1e-3
 
 
-def test_the_table_is_written_whole_with_new_hashes_and_other_rows_stay(tmp_path: Path) -> None:
-    path = tmp_path / "configs.json"
-    before = launch.CONFIGS.read_text()
-    path.write_text(before)
+@pytest.fixture
+def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A copy of the table, in its place."""
+    copy = tmp_path / "configs.json"
+    copy.write_text(launch.CONFIGS.read_text())
+    with monkeypatch.context() as patch:
+        patch.setattr(launch, "CONFIGS", copy)
+        yield copy
+    launch.configurations.cache_clear()
+
+
+def test_the_table_is_written_whole_with_new_hashes_and_other_rows_stay(path: Path) -> None:
+    before = path.read_text()
     choice = Choice(ROW, (1, 1, 1, 1), (16, 64, 8, 1), 2.0, 1.0)
-    tuning.write([("sm_90", choice)], "measured on a test", path)
+    tuning.write([("sm_90", choice)], "measured on a test")
     old, new = json.loads(before), json.loads(path.read_text())
     assert new["sm_90"]["by"] == "measured on a test"
     assert new["sm_90"]["hash"] == launch.configuration_hash(new["sm_90"]["kernels"]) != old["sm_90"]["hash"]
@@ -86,15 +97,13 @@ def test_the_table_is_written_whole_with_new_hashes_and_other_rows_stay(tmp_path
     assert [ROW.S, ROW.D, 16, 64, 8, 1] in rows
     old["sm_90"]["kernels"][ROW.kernel]["16 bit"] = rows
     assert new["sm_90"]["kernels"] == old["sm_90"]["kernels"] and new["sm_80"] == old["sm_80"]
-    assert max(map(len, path.read_text().splitlines())) < 400 and not list(tmp_path.glob("*.new"))
+    assert max(map(len, path.read_text().splitlines())) < 400 and list(path.parent.iterdir()) == [path]
 
 
-def test_rows_that_nobody_chose_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    table = json.loads(launch.CONFIGS.read_text())
+def test_rows_that_nobody_chose_are_refused(path: Path) -> None:
+    table = json.loads(path.read_text())
     table["gfx942"]["kernels"][ROW.kernel]["16 bit"][0][2] = 256
-    path = tmp_path / "configs.json"
     path.write_text(json.dumps(table))
-    monkeypatch.setattr(launch, "CONFIGS", path)
     with pytest.raises(
         ValueError, match="the rows of gfx942 are not those that were chosen; undo, or run `compgen tune`"
     ):
@@ -113,3 +122,34 @@ def test_devices_find_their_architecture(monkeypatch: pytest.MonkeyPatch) -> Non
         assert launch.tuned_config(ROW.kernel, torch.empty(0, dtype=torch.bfloat16), 7, 64) == launch.looked_up(
             "gfx942", ROW.kernel, 2, 7, 64
         )
+
+
+def test_the_command_writes_what_was_chosen_and_shows_what_changed(
+    path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(tuning, "choices", lambda rows, names, device: [("sm_90", Choice(ROW, SHIPPED, OTHER, 2, 1.5))])
+    assert main(["tune", "--kernel", "slot_cross_attention", "--arch", "sm_90"]) == 0
+    printed = capsys.readouterr().out
+    assert "1 of 1 configurations changed, modelled" in printed and "compgen prove --record" in printed
+    assert [ROW.S, ROW.D, *OTHER] in json.loads(path.read_text())["sm_90"]["kernels"][ROW.kernel]["16 bit"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["--kernel", "softmax"], "tune: 'softmax' is no kernel with a configuration; there are slot_cross_attention,"),
+        (["--arch", "sm_70"], "tune: 'sm_70' is no architecture; there are sm_80, sm_90, sm_100, gfx942"),
+        pytest.param(
+            ["--device", "cuda"],
+            "CUDA",
+            marks=pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU"),
+        ),
+    ],
+)
+def test_what_cannot_be_tuned_is_refused_with_a_sentence(
+    arguments: list[str], sentence: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = launch.CONFIGS.read_text()
+    assert main(["tune", *arguments]) == 2
+    assert sentence in capsys.readouterr().err
+    assert launch.CONFIGS.read_text() == before
