@@ -431,7 +431,8 @@ def backward(
     grad_k, grad_v = k.new_empty((2, B, S, H, D)), v.new_empty((2, B, S, H, D))
     pack = packed_heads(H, S, D, q.element_size(), grad, q, k, v)
     # Where rows are not whole 16 bytes, every element is a load and a tile takes more registers.
-    kind = "backward" if D * q.element_size() % 16 == 0 else "backward, odd width"
+    odd = "backward, odd width" if D * q.element_size() % 16 else "backward"
+    kind = odd if pack == 1 else "backward, packed"
     config = tuned_config(f"jet_cross_attention {kind}", q, pack * S, pack * D)
     splits, tiles_per_split = split_tiles(
         triton.cdiv(N, config.BLOCK_N), B * H // pack, 2 * grad_k.numel() * 4, grad.numel() * q.element_size()

@@ -340,6 +340,8 @@ class ShippedRow(NamedTuple):
             return (Case(op, "step", "", dtype, (1024, D)),)
         if op == "jet_norm":
             return (Case(op, direction, "layer", dtype, (4096, D)),)
+        if kind == "packed":  # two heads in a tile
+            return (Case(op, direction, "masked", dtype, (1, 4096, 2, self.S // 2, self.D // 2 - 1)),)
         heads = (1, 5) if op == "slot_competition" else (5,)  # five do not share a tile, which would be another row's
         return tuple(Case(op, direction, "masked", dtype, (1, 4096, H, self.S, D)) for H in heads)
 

@@ -7,8 +7,8 @@ on the real shapes that look the row up (`catalogue.REAL`), or at the row's limi
     seconds / seconds that the necessary bytes take at the memory's full bandwidth
 
 With a GPU the seconds are measured. Without one they are modelled (see roofline.py) from the code compiled for the
-architecture: kernels that spill or do not fit twice into a multiprocessor are out, and of the memory's bandwidth a
-launch gets the share that is left by
+architecture: kernels that spill, there or at the limits of their row, or do not fit twice into a multiprocessor are
+out, and of the memory's bandwidth a launch gets the share that is left by
 
     balance    blocks that do not divide evenly among the multiprocessors
     latency    bytes on their way in a multiprocessor (loads in the code × threads × blocks side by side) that are fewer
@@ -40,6 +40,7 @@ from compgen_fast.prove.roofline import LaunchWork, launch_work, necessary_bytes
 PROCESSES = 2
 FINALISTS = 6
 LARGEST_TILE = 16 << 10  # bytes
+ROWS = ("jet_norm", "latent_adam")  # whose tiles are whole rows
 MOST_THREADS = 1024  # of a block, on all of them
 SAMPLE = 6  # blocks that are traced for each candidate: enough to compare them
 LATENCY = 700e-9  # seconds from a load to its value when the memory is busy, about the same on all of them
@@ -62,7 +63,7 @@ class Choice:
 
 def space(row: ShippedRow) -> list[Candidate]:
     """What a row could be."""
-    if row.kernel.startswith(("jet_norm", "latent_adam")):  # a tile holds whole rows
+    if row.kernel.startswith(ROWS):
         tiles = [(N, row.D) for N in (1, 2, 4, 8, 16, 32, 64, 128) if 512 <= N * row.D <= 4096]
         return [(N, D, warps, 1) for N, D in tiles for warps in (4, 8, 16, 32) if 4 <= N * D // (32 * warps) <= 16]
     widest, wide = min(row.D, 128), row.bits == 32 or row.D > 64  # where registers may be short, half a row at a time
@@ -74,7 +75,7 @@ def space(row: ShippedRow) -> list[Candidate]:
 
 def near(row: ShippedRow) -> list[Candidate]:
     """What is shipped, with half and twice the pixels."""
-    least = 1 if row.kernel.startswith(("jet_norm", "latent_adam")) else 16  # what products of matrices take
+    least = 1 if row.kernel.startswith(ROWS) else 16  # what products of matrices take
     return [(N, *_shipped(row)[1:]) for N in (row.BLOCK_N // 2, row.BLOCK_N * 2) if least <= N]
 
 
@@ -129,17 +130,26 @@ def launched_as(kernel: str, candidate: Candidate) -> Iterator[None]:
 
 
 def modelled(case: Case, row: ShippedRow, candidate: Candidate, architecture: str) -> float:
-    """Seconds of a case."""
-    with launching.architecture(architecture), launched_as(row.kernel, candidate), recorded_launches() as launches:
-        case.launch(case.arguments(values=False))
-    target, chip = TARGETS[architecture], CHIPS[architecture]
-    if candidate[2] * chip.warp_size > MOST_THREADS:
-        return math.inf
-    figures = [cost(launch, target) for launch in launches]
+    """Seconds of a case; infinite where the candidate does not fit, there or at the limits of its row."""
+    chip, threads = CHIPS[architecture], candidate[2] * CHIPS[architecture].warp_size
+    if threads > MOST_THREADS or (row.kernel.startswith(ROWS) and candidate[0] * candidate[1] < 4 * threads):
+        return math.inf  # of whole rows, a thread has at least four numbers: 128 bits of fp32
+    launches, figures = _compiled(case, row.kernel, candidate, architecture)
     if any(each.spills or each.shared > chip.shared_per_block // 2 for each in figures):
+        return math.inf
+    if any(each.spills for limit in row.cases() for each in _compiled(limit, row.kernel, candidate, architecture)[1]):
         return math.inf
     works = _works(case, row.kernel, candidate[:2])
     return sum(_seconds(*each, chip) for each in zip(launches, figures, works, strict=True))
+
+
+@functools.cache
+def _compiled(
+    case: Case, kernel: str, candidate: Candidate, architecture: str
+) -> tuple[tuple[Launch, ...], tuple[Figures, ...]]:
+    with launching.architecture(architecture), launched_as(kernel, candidate), recorded_launches() as launches:
+        case.launch(case.arguments(values=False))
+    return tuple(launches), tuple(cost(launch, TARGETS[architecture]) for launch in launches)
 
 
 @functools.cache
