@@ -21,7 +21,11 @@ MUTANTS = {
         "s = tl.where(alive[None, :], s, 0.0)",
     ),
     "dropped weight-gradient": (CROSS_ATTENTION, "dp += dw_tile.to(tl.float32) / H", "dp += 0.0"),
-    "wrong scale": (CROSS_ATTENTION, "tl.sum(p * dp, 1)[:, None]) * scale", "tl.sum(p * dp, 1)[:, None])"),
+    "wrong scale": (
+        CROSS_ATTENTION,
+        "head_sum(p * dp, S, BLOCK_S, PACK)) * scale",
+        "head_sum(p * dp, S, BLOCK_S, PACK))",
+    ),
     "missing renormalisation": (
         COMPETITION,
         "(tl.sum(u_sum, 0) * _reciprocal(total)).to(u.dtype.element_ty)",

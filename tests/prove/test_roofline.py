@@ -47,7 +47,9 @@ def test_necessary_is_every_input_once_and_every_result_once() -> None:
 def test_of_chosen_pixels_whole_sectors_are_necessary() -> None:
     """One pixel of one image: y and its gradient, the loss, two indices, and one sector of x and of the weights."""
     case = Case("recon_error", "forward", "chosen", FP32, (1, 1, 1024))
-    assert necessary_bytes(case, case.arguments(values=True)) == 2 * 12 + 4 + 2 * 8 + 2 * 32
+    *others, pixels = case.arguments(values=True)
+    assert necessary_bytes(case, (*others, pixels * 0)) == 2 * 12 + 4 + 2 * 8 + 2 * 32
+    assert necessary_bytes(case, (*others, pixels * 0 + 10)) == 2 * 12 + 4 + 2 * 8 + 3 * 32  # bytes 30 to 32 of x
 
 
 def test_candidates_that_gave_up_need_nothing_moved() -> None:
