@@ -8,7 +8,7 @@ number of ranks.
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from typing import Any
 
@@ -123,10 +123,13 @@ class Trainer:
             asked = torch.tensor(stop.as_number(), device=self.ranks.device)
             agreed = self.ranks.mean({"stop": asked, "loss": losses["loss"]})
             stopping = agreed["stop"] > 0
-            if stopping or self.step % self.config.checkpoint.every == 0 or self.step == self.config.steps:
-                with watch.allowing(SAVING):
-                    losses |= self.save(losses)
-            metrics.log(number, losses, self.rate, self.grad_norm, self.stream.position / self.stream.samples)
+            saving = stopping or self.step % self.config.checkpoint.every == 0 or self.step == self.config.steps
+            with watch.allowing(SAVING) if saving else nullcontext():
+                losses |= self.validate() if saving else {}
+                # Before the checkpoint: a run killed between the two goes on before this line and writes it again.
+                metrics.log(number, losses, self.rate, self.grad_norm, self.stream.position / self.stream.samples)
+                if saving:
+                    self.save(losses)
             self.told(self.step)
             if spike and (warning := spike.see(number, agreed["loss"], self.keys)):
                 self.console.print(warning, style="yellow", soft_wrap=True, highlight=False)
@@ -201,14 +204,12 @@ class Trainer:
         what = next((bad for bad, _ in found if bad), f"the gradient's norm is {self.grad_norm}")
         raise NotFinite(self.step, what, [layer for _, layer in found], self.checkpoints.latest())
 
-    def save(self, losses: dict[str, Tensor]) -> dict[str, Tensor]:
+    def save(self, losses: Mapping[str, Tensor]) -> None:
         """A checkpoint, rated by the validation loss, or by this step's where there is no validation data."""
-        validation = self.validate()
-        rated = validation.get("validation_loss", losses["loss"])
+        rated = losses.get("validation_loss", losses["loss"])
         metric = self.ranks.mean({"metric": rated})["metric"]
         extra = {"stream": self.stream.state_dict(), "ranks": self.ranks.size, "zero_stage": self.config.zero_stage}
         self.checkpoints.save(self.engine, self.step, extra, metric, self.ema.state_dict())
-        return validation
 
     @torch.no_grad()
     def validate(self) -> dict[str, Tensor]:

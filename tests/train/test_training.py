@@ -2,6 +2,8 @@
 
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -61,6 +63,25 @@ def test_a_run_that_is_killed_goes_on_bit_for_bit(straight: Path) -> None:
     process.communicate()
     printed = train(out, "--checkpoint.every", "3", "--resume")
     assert "going on after step" in printed
+    assert losses(out) == losses(straight)
+
+
+DIES_AFTER_ITS_CHECKPOINT = """
+import os, signal, sys
+from compgen_fast.cli import main
+from compgen_fast.train.checkpoints import Checkpoints
+save = Checkpoints.save
+Checkpoints.save = lambda *given: (save(*given), os.kill(os.getpid(), signal.SIGKILL))
+main(sys.argv[1:])
+"""
+
+
+def test_a_run_that_dies_right_after_its_checkpoint_has_the_line_of_that_step(straight: Path) -> None:
+    out = straight.parent / "died"
+    settings = settings_of(out, "--checkpoint.every", "3")
+    subprocess.run([sys.executable, "-c", DIES_AFTER_ITS_CHECKPOINT, "train", "slot_vae_cpu", *settings])
+    assert len(lines(out)) == 3
+    train(out, "--resume")
     assert losses(out) == losses(straight)
 
 
