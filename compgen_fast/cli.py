@@ -37,7 +37,7 @@ class Env:
 class Bench:
     """Time our code against its peers, interleaved, after checking that they agree."""
 
-    suite: tyro.conf.Positional[Literal["slots", "jets", "stream", "train", "search"]]
+    suite: tyro.conf.Positional[Literal["slots", "jets", "stream", "train", "search", "bumps"]]
     """What to time."""
     quick: bool = False
     """Few repetitions: a look, not a measurement."""
@@ -295,11 +295,9 @@ class Replay:
 
 
 @dataclass(frozen=True)
-class Study:
-    """Run a paper's study to a table and a page. Repeat the command to go on after an interruption."""
+class PerceptionStudy:
+    """Decoders inverted by search and replay, against encoders alone, on combinations they never saw."""
 
-    name: tyro.conf.Positional[Literal["perception"]]
-    """perception: decoders inverted by search and replay, against encoders alone."""
     split: Literal["background", "texture", "object"] = "background"
     """What each object is seen with few of."""
     scale: Literal["quick", "cpu", "gpu"] = "quick"
@@ -318,17 +316,55 @@ class Study:
     def run(self) -> int:
         if self.seeds is not None and self.seeds < 1:
             raise UsageError(f"--seeds is {self.seeds}; it must be at least 1")
-        if self.workers is not None and self.workers < 1:
-            raise UsageError(f"--workers is {self.workers}; it must be at least 1")
+        check_workers(self.workers)
         if self.scale == "gpu" and not self.dry_run:
             check_cuda()
         study = load("compgen_fast.studies.perception.study")
-        out = self.out or Path("runs") / f"{self.name}-{self.split}-{self.scale}"
+        out = self.out or Path("runs") / f"perception-{self.split}-{self.scale}"
         with refusals():
             code: int = study.run(
                 self.scale, self.split, self.seeds, out, workers=self.workers, vit=self.vit, dry_run=self.dry_run
             )
         return code
+
+
+@dataclass(frozen=True)
+class BumpStudy:
+    """Decoders of disentangled (x, y) codes at positions they never saw: that they fail, why, and two remedies."""
+
+    part: Literal["all", "failure", "geometry", "plan-a", "plan-b"] = "all"
+    """Naive decoders; the geometry of their layers; remedies by architecture and penalty; by data."""
+    scale: Literal["quick", "cpu"] = "quick"
+    """quick: under a minute, to see it run; cpu: three seeds, about an hour on two cores."""
+    out: Path | None = None
+    """The folder to write; runs/bumps-SCALE if not given. Parts share what they trained there."""
+    workers: int | None = None
+    """Jobs at a time; one per core if not given."""
+
+    def run(self) -> int:
+        check_workers(self.workers)
+        study = load("compgen_fast.studies.bumps.study")
+        with refusals():
+            code: int = study.run(self.scale, self.part, self.out or Path("runs") / f"bumps-{self.scale}", self.workers)
+        return code
+
+
+@dataclass(frozen=True)
+class Study:
+    """Run a paper's study to a table and a page. Repeat the command to go on after an interruption."""
+
+    study: tyro.conf.OmitSubcommandPrefixes[
+        Annotated[PerceptionStudy, tyro.conf.subcommand("perception")]
+        | Annotated[BumpStudy, tyro.conf.subcommand("bumps")]
+    ]
+
+    def run(self) -> int:
+        return self.study.run()
+
+
+def check_workers(workers: int | None) -> None:
+    if workers is not None and workers < 1:
+        raise UsageError(f"--workers is {workers}; it must be at least 1")
 
 
 @dataclass(frozen=True)

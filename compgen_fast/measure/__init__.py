@@ -1,8 +1,9 @@
-"""What a study of perception measures: readouts, matched slots, masks, interaction. Start with docs/measures.md.
+"""What studies measure: readouts, matched slots, masks, interaction, geometry of layers. Start with docs/measures.md.
 
 Nothing here trains a network.
 """
 
+from compgen_fast.measure.geometry import LayerGeometry, factorization, grid_metrics, layer_geometry, volume
 from compgen_fast.measure.interaction import BlockHessian, block_hessian, jis
 from compgen_fast.measure.matching import match_by_masks
 from compgen_fast.measure.probes import (
@@ -21,16 +22,20 @@ from compgen_fast.models.matching import match_latents, match_slots, take_slots
 __all__ = [
     "PERIODS",
     "BlockHessian",
+    "LayerGeometry",
     "Readout",
     "Regression",
     "ari",
     "block_hessian",
     "choose_slot",
+    "factorization",
     "fit_factors",
     "fit_readout",
     "fit_regression",
+    "grid_metrics",
     "jacobian_norms",
     "jis",
+    "layer_geometry",
     "masks_by_attention",
     "masks_by_jacobian",
     "match_by_masks",
@@ -39,4 +44,5 @@ __all__ = [
     "mbo",
     "per_factor",
     "take_slots",
+    "volume",
 ]

@@ -1,7 +1,7 @@
 """Bumps: a Gaussian bump at a whole position (x, y) of an N × N image, with a square of positions held out.
 
 The smallest world in which a decoder must compose two factors: image = stripe_x · stripe_y. ``encode`` gives the codes
-that decoders are fed (bump, ramp or one-hot); the part ``stripes`` shows one factor alone. A blank image already has a
+that decoders are fed, x and y always apart; the part ``stripes`` shows one factor alone. A blank image already has a
 mean squared error of about πσ²/N² (``blank_error``): print it beside any error out of distribution.
 """
 
@@ -16,7 +16,7 @@ from compgen_fast.worlds.drawing import Array
 from compgen_fast.worlds.source import Factor, Samples
 from compgen_fast.worlds.world import PARTS, Matrix, Part, Values, World, part_size
 
-Encoding = Literal["bump", "ramp", "one-hot"]
+Encoding = Literal["bump", "ramp", "one-hot", "thermometer", "fourier"]
 KINDS = ("bump", "vertical stripe", "horizontal stripe")
 _HELD = {"square": (6 / 28, 22 / 28), "corner": (12 / 32, 1.0)}  # shares of the side, first and last position
 
@@ -100,19 +100,38 @@ class Bumps(World):
     def encode(self, values: Values, encoding: Encoding = "bump") -> Array:
         """The codes of x and of y, side by side; a stripe's missing factor is all zeros.
 
-        ``"bump"`` [n, 2N] is a Gaussian round the position, ``"one-hot"`` [n, 2N] the position itself, ``"ramp"``
-        [n, 2] the two numbers as shares of N − 1.
+        Of one factor: ``"bump"`` [N] is a Gaussian round the position, ``"one-hot"`` [N] the position itself,
+        ``"thermometer"`` [N] is 1 up to the position, ``"ramp"`` [1] the position as a share of N − 1, ``"fourier"``
+        [2 ⌈log₂ N⌉] its sines and cosines, with half a period over the image and then twice as many each.
         """
-        if encoding not in get_args(Encoding):
-            raise ValueError(f"bumps: encoding is {encoding!r}; expected one of {', '.join(get_args(Encoding))}")
-        if encoding == "bump":
-            return np.concatenate(self._profiles(values, missing=0.0), axis=1)
+        codes, _ = self.codes(encoding)
         kind, x, y = self._whole(values)
-        if encoding == "one-hot":
-            x_code, y_code = np.eye(self.resolution, dtype=np.float32)[np.stack([x, y])]
+        return np.concatenate([codes[x] * (kind != 2)[:, None], codes[y] * (kind != 1)[:, None]], axis=1)
+
+    def codes(self, encoding: Encoding) -> tuple[Array, Array]:
+        """The code of each position of one factor [N, w], and how it changes there.
+
+        One-hot and thermometer are no functions of positions in between: their change is half of that between the
+        neighbours.
+        """
+        N, place = self.resolution, np.arange(self.resolution, dtype=np.float64)
+        if encoding == "bump":
+            code = self._gauss.astype(np.float64)
+            slope = (place - place[:, None]) / self.sigma**2 * code
+        elif encoding == "ramp":
+            code = place[:, None] / (N - 1)
+            slope = np.full((N, 1), 1 / (N - 1))
+        elif encoding == "fourier":
+            rate = np.pi / N * 2 ** np.arange(np.ceil(np.log2(N)))
+            phase = place[:, None] * rate
+            code = np.concatenate([np.sin(phase), np.cos(phase)], axis=1)
+            slope = np.concatenate([np.cos(phase) * rate, -np.sin(phase) * rate], axis=1)
+        elif encoding in ("one-hot", "thermometer"):
+            code = np.eye(N) if encoding == "one-hot" else np.tri(N)
+            slope = np.asarray(np.gradient(code, axis=0))
         else:
-            x_code, y_code = (np.stack([x, y])[..., None] / (self.resolution - 1)).astype(np.float32)
-        return np.concatenate([x_code * (kind != 2)[:, None], y_code * (kind != 1)[:, None]], axis=1)
+            raise ValueError(f"bumps: encoding is {encoding!r}; expected one of {', '.join(get_args(Encoding))}")
+        return code.astype(np.float32), slope.astype(np.float32)
 
     def render(self, values: Values) -> Samples:
         pixels = self.pixels(values)

@@ -92,13 +92,23 @@ def test_codes_hold_the_position_and_a_stripe_lacks_one() -> None:
     values = {"kind": np.array([0, 1, 2]), "x": np.array([3.0, 3, 3]), "y": np.array([20.0, 20, 20])}
     for encoding in get_args(Encoding):
         code = world.encode(values, encoding)
-        width = 2 if encoding == "ramp" else 56
+        width = {"ramp": 2, "fourier": 20}.get(encoding, 56)
         assert code.shape == (3, width) and code.dtype == np.float32
         x, y = code[:, : width // 2], code[:, width // 2 :]
         assert (x[2] == 0).all() and (y[1] == 0).all() and (x[0] == x[1]).all() and (y[0] == y[2]).all()
-        assert x[0].argmax() == (0 if encoding == "ramp" else 3) and y[0].argmax() == (0 if encoding == "ramp" else 20)
+        if encoding in ("bump", "one-hot"):
+            assert x[0].argmax() == 3 and y[0].argmax() == 20
     np.testing.assert_allclose(world.encode(values, "ramp")[0], [3 / 27, 20 / 27], rtol=1e-6)
     assert (world.encode(values, "one-hot").sum(1) == [2, 1, 1]).all()
+    assert (world.encode(values, "thermometer").sum(1) == [4 + 21, 4, 21]).all()
+
+
+@pytest.mark.parametrize("encoding", get_args(Encoding))
+def test_codes_tell_positions_apart_and_slopes_are_their_change(encoding: Encoding) -> None:
+    code, slope = Bumps(28, sigma=3.0).codes(encoding)
+    assert len(np.unique(code, axis=0)) == 28 and code.dtype == slope.dtype == np.float32
+    slow = [0, 1, 2, 5, 6, 7] if encoding == "fourier" else slice(None)  # a pixel is a small part of their period
+    np.testing.assert_allclose(np.gradient(code, axis=0)[1:-1, slow], slope[1:-1, slow], atol=0.03)
 
 
 def test_the_stripes_are_one_of_each() -> None:

@@ -2,11 +2,9 @@
 
 import json
 import os
-import platform
 import time
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +13,6 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-import compgen_fast
 from compgen_fast.models import summary
 from compgen_fast.models.build import check as check_model
 from compgen_fast.models.config import SlotVAEConfig, SupervisedConfig
@@ -26,6 +23,7 @@ from compgen_fast.studies.perception import queue
 from compgen_fast.studies.perception.claims import claims
 from compgen_fast.studies.perception.measuring import PICTURES, RESULT
 from compgen_fast.studies.perception.plan import SCALES, Job, ScaleName, Split, plan
+from compgen_fast.studies.record import versions
 from compgen_fast.train import engine
 from compgen_fast.train.data import factors, part
 from compgen_fast.train.settings import to_json
@@ -107,7 +105,7 @@ def gathered(jobs: Sequence[Job], scale: ScaleName, split: Split, out: Path, sta
         "encoder": _slots_by(main[0]),
         "seeds": seeds,
         "world": _world(main[0]),
-        "versions": _versions(),
+        "versions": versions(),
         "started": datetime.fromtimestamp(started, UTC).isoformat(timespec="seconds"),
         "seconds": time.time() - started,
         "chance": _chance(main[0], split),
@@ -127,12 +125,6 @@ def _world(job: Job) -> dict[str, Any]:
         "name": data.world, "resolution": job.train.model.image_size, "seen_pairs": data.seen_pairs,
         "options": list(data.options), "train_images": data.size, "objects": level.shape[0], "partners": level.shape[1],
     }  # fmt: skip
-
-
-def _versions() -> dict[str, str]:
-    packages = {name: version(name) for name in ("torch", "deepspeed", "numpy")}
-    return {"compgen_fast": compgen_fast.__version__, **packages, "python": platform.python_version(),
-            "machine": f"{platform.machine()}, {os.cpu_count()} cores"}  # fmt: skip
 
 
 def _chance(job: Job, split: Split) -> dict[str, float]:

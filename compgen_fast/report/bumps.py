@@ -1,0 +1,760 @@
+"""The page of a bump study: that decoders of disentangled codes fail, what happens in their layers, two remedies.
+
+It reads what the study left in its folder (results.json, pictures.npz) and writes report.html, which needs nothing
+beside it, and report.png for a README. It measures nothing and changes no number. What a study did not run is left out.
+"""
+
+import html
+import json
+import zipfile
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from statistics import fmean, median, stdev
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+from rich import box
+from rich.console import Group
+from rich.table import Table
+from rich.text import Text
+
+from compgen_fast.report import bumps_plots as plots
+from compgen_fast.report.bumps_plots import (
+    DECODERS,
+    ENCODINGS,
+    OUTSIDE,
+    REGULARISERS,
+    SUCCESS,
+    TARGETS,
+    WAYS,
+    Arrays,
+    Entry,
+    Picture,
+    relative,
+)
+from compgen_fast.report.page import (
+    NO,
+    NOTHING,
+    PAGE,
+    PICTURE,
+    YES,
+    Grid,
+    document,
+    drawing,
+    listed_pairs,
+    paint,
+    table,
+)
+from compgen_fast.report.perception_numbers import claims_table, known, place, seeds_of
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure, SubFigure
+
+    _Panel = Callable[[SubFigure], None]
+
+RESULTS, PICTURES = "results.json", "pictures.npz"
+VERSION = 1
+_NEEDED = (
+    "command", "scale", "part", "seeds", "versions", "started", "seconds", "job_seconds", "failure", "few_shot",
+    "tokens", "penalty", "thresholds", "exponents", "stacking", "claims",
+)  # fmt: skip
+_AGAIN = "run `compgen study bumps` into this folder again"
+_TITLE = "Disentangled codes, and positions never seen"
+_STYLE = """
+figure{margin:1em 0}figure .panels{overflow-x:auto;margin-bottom:.3em}figure .panels svg{max-width:none;flex:none}
+"""
+_FONT = 13  # of the picture for the README
+Results = Mapping[str, Any]
+Pixels = NDArray[Any]
+
+
+def write(folder: Path) -> Path:
+    """Draws the study in ``folder`` and returns the page."""
+    results, arrays = read_results(folder), _read_pictures(folder)
+    try:
+        page = document(_TITLE, _body(results, arrays), _STYLE)
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ValueError(
+            f"{folder / RESULTS}: it is not laid out as a study lays it out ({type(error).__name__}: {error}); {_AGAIN}"
+        ) from error
+    (folder / PAGE).write_text(page, encoding="utf-8")
+    panels = _poster_panels(results, arrays)
+    paint(partial(_poster, panels=panels), (13, 8.6 if len(panels) > 2 else 4.6), folder / PICTURE, dots_per_inch=120)
+    return folder / PAGE
+
+
+def tables(results: Results) -> Group:
+    """For a terminal of 80 columns: naive decoders, the two plans, claims."""
+    grids = (
+        failure_table(results).only("decoder", "encoding", "ID", "OOD", "core", "blank"),
+        shots_table(results),
+        tokens_table(results),
+        penalty_table(results),
+        bumps_table(results),
+        exponents_table(results),
+        claims_table(results),
+    )
+    return Group(*(_rich(grid) for grid in grids if grid.rows))
+
+
+def read_results(folder: Path) -> dict[str, Any]:
+    path = folder / RESULTS
+    if not path.is_file():
+        raise ValueError(f"{folder}: there is no {RESULTS} in it; {_AGAIN}, or name the folder of another study")
+    try:
+        results = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{path}: it is damaged ({error}); {_AGAIN}") from error
+    told = (results.get("study"), results.get("version")) if isinstance(results, dict) else (None, None)
+    if told != ("bumps", VERSION):
+        raise ValueError(f"{path}: it holds study {told[0]!r}, version {told[1]}; expected 'bumps', {VERSION}")
+    missing = [name for name in _NEEDED if name not in results]
+    if missing:
+        raise ValueError(f"{path}: it has no {', '.join(missing)}; {_AGAIN}")
+    return dict(results)
+
+
+def _read_pictures(folder: Path) -> Arrays:
+    path = folder / PICTURES
+    if not path.is_file():
+        raise ValueError(f"{folder}: there is no {PICTURES} in it; {_AGAIN}")
+    try:
+        with zipfile.ZipFile(path), np.load(path, allow_pickle=False) as arrays:
+            return dict(arrays)
+    except (ValueError, OSError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+        raise ValueError(f"{path}: it is damaged ({error}); {_AGAIN}") from error
+
+
+# ------------------------------------------------------------------------------------------------ numbers
+
+
+def short(value: float, digits: int = 1) -> str:
+    """1.2e-3, not 1.2e-03: the columns are many."""
+    mantissa, power = f"{value:.{digits}e}".split("e")
+    return f"{mantissa}e{int(power)}"
+
+
+def spread(values: Sequence[float | None]) -> str:
+    """Mean ± standard deviation, the mean alone of a single seed."""
+    found = known(values)
+    if not found:
+        return NOTHING
+    return short(fmean(found)) + (f" ± {short(stdev(found), 0)}" if len(found) > 1 else "")
+
+
+def times(value: float) -> str:
+    """A multiple of a level, to two digits."""
+    return f"{value:.2f}" if value >= 0.1 else f"{value:.2g}"
+
+
+def decoder_name(entry: Entry) -> str:
+    return f"{DECODERS.get(entry['decoder'], entry['decoder'])} {entry['depth']}"
+
+
+def ordered(results: Results) -> list[Entry]:
+    """The naive decoders: MLPs before CNNs, then by depth and encoding."""
+    kinds, encodings = tuple(DECODERS), tuple(ENCODINGS)
+    return sorted(
+        results["failure"],
+        key=lambda entry: (place(kinds, entry["decoder"]), entry["depth"], place(encodings, entry["encoding"])),
+    )
+
+
+def failure_table(results: Results) -> Grid:
+    """A line per decoder and encoding. Blank: of the held-out positions, also of their core."""
+    lines = tuple(
+        (
+            decoder_name(entry),
+            entry["encoding"],
+            *(spread(entry[part]) for part in ("id", "ood", "core")),
+            short(entry["blank"]["ood"]),
+            *(times(fmean(relative(entry, part))) if relative(entry, part) else NOTHING for part in ("ood", "core")),
+        )
+        for entry in ordered(results)
+    )
+    head = ("decoder", "encoding", "ID", "OOD", "core", "blank", "OOD ÷ blank", "core ÷ blank")
+    return Grid(f"Naive decoders ({seeds_of(results)})", head, lines, words=("decoder", "encoding"))
+
+
+def shots_table(results: Results) -> Grid:
+    """A line per decoder and number of bumps shown inside the square."""
+    lines = tuple(
+        (
+            decoder_name(entry),
+            entry["encoding"],
+            str(count),
+            spread([point["ood"] for point in entry["curve"] if point["shots"] == count]),
+            short(entry["blank"]),
+        )
+        for entry in results["few_shot"]
+        for count in sorted({point["shots"] for point in entry["curve"]})
+    )
+    head = ("decoder", "encoding", "bumps inside", "OOD", "blank")
+    return Grid(f"Few shots inside the square ({seeds_of(results)})", head, lines, words=("decoder", "encoding"))
+
+
+def tokens_table(results: Results) -> Grid:
+    """A line per choice of regularisers."""
+    found = results["tokens"] or {"outcomes": (), "blank": 1.0}
+    lines = []
+    for name in REGULARISERS:
+        among = [outcome for outcome in found["outcomes"] if outcome["regulariser"] == name]
+        if among:
+            levels = [[outcome[part] for outcome in among] for part in ("id", "ood")]
+            share = times(fmean(known(levels[1])) / found["blank"]) if known(levels[1]) else NOTHING
+            lines.append((name, *map(spread, levels), short(found["blank"]), share))
+    head = ("regularisers", "ID", "OOD", "blank", "OOD ÷ blank")
+    return Grid(f"Plan A: tokens ({seeds_of(results)})", head, tuple(lines), words=("regularisers",))
+
+
+def penalty_table(results: Results) -> Grid:
+    """A line per target, without the interaction penalty and with it."""
+    lines = tuple(
+        (
+            TARGETS.get(entry["target"], entry["target"]),
+            "outside" if entry["target"] in OUTSIDE else "inside",
+            "with" if penalised else "without",
+            *(
+                spread([each[part] for each in entry["outcomes"] if each["penalised"] == penalised])
+                for part in ("id", "ood")
+            ),
+            short(entry["mean_image"]["ood"]),
+        )
+        for entry in sorted(results["penalty"], key=lambda entry: place(tuple(TARGETS), entry["target"]))
+        for penalised in (False, True)
+    )
+    head = ("target", "F_int", "penalty", "ID", "OOD", "mean image")
+    title = f"Plan A: the interaction penalty ({seeds_of(results)})"
+    return Grid(title, head, lines, words=("target", "F_int", "penalty"))
+
+
+def bumps_table(results: Results) -> Grid:
+    """A line per size of image: the least number of bumps of each seed."""
+    ways = {"stripes": "with stripes", "anywhere": "anywhere", "outside": "outside alone", "no white": "no white"}
+    found = {(entry["size"], entry["way"]): entry for entry in results["thresholds"]}
+    lines = tuple(
+        (str(size), *(_needed(found.get((size, way))) for way in ways)) for size in sorted({size for size, _ in found})
+    )
+    return Grid("Plan B: bumps needed, one number per seed", ("N", *ways.values()), lines, words=())
+
+
+def _needed(entry: Entry | None) -> str:
+    if entry is None:
+        return NOTHING
+    if not any(entry["needed"]):
+        return f"never (of {entry['most']})"
+    return ", ".join(str(bumps) if bumps else "never" for bumps in entry["needed"])
+
+
+def exponents_table(results: Results) -> Grid:
+    lines = tuple(
+        (
+            WAYS[way][0],
+            f"{fit['exponent']:.2f}",
+            f"{fit['low']:.2f} to {fit['high']:.2f}",
+            str(fit["points"]),
+        )
+        for way, fit in results["exponents"].items()
+    )
+    head = ("way", "exponent of N", "95 % interval", "points")
+    return Grid("Plan B: bumps needed ~ N^exponent", head, lines, words=("way",))
+
+
+def finding(results: Results) -> str:
+    """The page in a few sentences, true of these numbers whatever they are."""
+    told = [_failing(results), _mended(results), _cheaper(results)]
+    return " ".join(sentence for sentence in told if sentence) or "Nothing was run."
+
+
+def _failing(results: Results) -> str:
+    shares = [fmean(relative(entry, "core")) for entry in results["failure"] if relative(entry, "core")]
+    if not shares:
+        return ""
+    failed = sum(share >= 1 for share in shares)
+    seen = median(fmean(relative(entry, "id")) for entry in results["failure"])
+    return (
+        f"Asked for bumps at positions they never saw, {failed} of {len(shares)} decoders of disentangled codes make "
+        f"errors as large as a blank image or larger, more than 2σ from any known position; the median is "
+        f"{times(median(shares))} blank images there and {times(seen)} at known positions."
+    )
+
+
+def _mended(results: Results) -> str:
+    if not results["tokens"]:
+        return ""
+    levels = {
+        name: fmean(each["ood"] for each in results["tokens"]["outcomes"] if each["regulariser"] == name)
+        / results["tokens"]["blank"]
+        for name in ("none", "both")
+    }
+    return (
+        f"Tokens that render themselves are at {times(levels['none'])} blank images without regularisers and at "
+        f"{times(levels['both'])} with both."
+    )
+
+
+def _cheaper(results: Results) -> str:
+    found = {(entry["size"], entry["way"]): known(entry["needed"]) for entry in results["thresholds"]}
+    sizes = [size for size, way in found if way == "stripes" and found[size, way] and found.get((size, "anywhere"))]
+    if not sizes:
+        return ""
+    size = max(sizes)
+    few, many = (median(found[size, way]) for way in ("stripes", "anywhere"))
+    return f"At N = {size}, {few:.0f} bumps are enough once each factor is shown alone in stripes, else {many:.0f}."
+
+
+# ------------------------------------------------------------------------------------------------ the page
+
+
+def _body(results: Results, arrays: Arrays) -> str:
+    return "".join(
+        (
+            f"<h1>{_TITLE}</h1><p class=finding id=finding>{html.escape(finding(results))}</p>",
+            f"<p class=note>{html.escape(_setting(results))}</p>",
+            _section("Claims", table(claims_table(results), "claims")),
+            _section("Naive decoders at held-out positions", _failure(results, arrays)),
+            _section("A few bumps inside the square", _few_shot(results, arrays)),
+            _section("What happens in their layers", _geometry(results, arrays)),
+            _section("Plan A: tokens that render themselves", _tokens(results, arrays)),
+            _section("Plan A, by penalty: its controls", _penalty(results)),
+            _section("Plan B: data that shows each factor alone", _scaling(results)),
+            _section("Many models as one", _stacking(results)),
+            _section("How to run it again", _run(results)),
+        )
+    )
+
+
+def _setting(results: Results) -> str:
+    seeds = f"{len(results['seeds'])} seeds, dots are seeds" if len(results["seeds"]) > 1 else "1 seed"
+    return (
+        "An image shows one Gaussian bump at (x, y); the codes of x and of y are given apart. Training has every x and "
+        "every y, and never a bump in the middle square (dashed in the maps). A blank image is already almost "
+        f"right, so every error stands beside that of a blank one. {seeds}; scale {results['scale']}."
+    )
+
+
+def _section(title: str, body: str) -> str:
+    return f"<section><h2>{html.escape(title)}</h2>{body}</section>" if body else ""
+
+
+def _figure(*drawn: str, caption: str = "") -> str:
+    """Drawings side by side as far as there is room. They keep their sizes: a narrow screen scrolls."""
+    below = f"<figcaption>{html.escape(caption)}</figcaption>" if caption else ""
+    side_by_side = "".join(drawn)
+    return side_by_side and f"<figure><div class=panels>{side_by_side}</div>{below}</figure>"
+
+
+def _folded(title: str, body: str) -> str:
+    return f"<details><summary>{html.escape(title)}</summary>{body}</details>" if body else ""
+
+
+def _job(entry: Entry) -> str:
+    return f"{entry['decoder']}{entry['depth']}-{entry['encoding']}"
+
+
+def _failure(results: Results, arrays: Arrays) -> str:
+    entries = ordered(results)
+    if not entries:
+        return ""
+    chart = drawing(partial(plots.failure, entries=entries), (10.6, 4.4), "errors of naive decoders by depth")
+    some = _some(results, arrays)
+    return (
+        _figure(
+            chart, caption="Full: held-out positions. Hollow: known ones. A tenth of a blank image counts as solved."
+        )
+        + _figure(*_made(some, arrays), caption=_ASKED)
+        + _error_maps(some, arrays, "Errors over positions, mean over seeds, in blank images.")
+        + _folded("Error maps of all decoders", _error_maps(entries, arrays, ""))
+        + _folded("Numbers", _note(_CORE) + table(failure_table(results), "failure"))
+    )
+
+
+_ASKED = "Images at four held-out positions, first seed, from 0 (black) to 1, as square roots so that faint ones show."
+_CORE = "Core: held-out positions more than 2σ from any known one. Errors are mean squared errors over pixels."
+
+
+def _note(text: str) -> str:
+    return f"<p class=note>{html.escape(text)}</p>"
+
+
+def _middle(entries: Sequence[Entry], kind: str) -> int | None:
+    """The depth in the middle of those that were trained."""
+    depths = sorted({entry["depth"] for entry in entries if entry["decoder"] == kind})
+    return depths[len(depths) // 2] if depths else None
+
+
+def _shown(results: Results, arrays: Arrays) -> Entry | None:
+    """The decoder whose insides are shown: a CNN of middle depth on bump codes, of those that fail if any do."""
+    among = [entry for entry in ordered(results) if f"{_job(entry)}/made" in arrays]
+    choices = (
+        [entry for entry in among if entry["decoder"] == "cnn" and entry["encoding"] == "bump" and _fails(entry)],
+        [entry for entry in among if entry["decoder"] == "cnn"],
+        among,
+    )
+    return next((found[len(found) // 2] for found in choices if found), None)
+
+
+def _fails(entry: Entry) -> bool:
+    return fmean(relative(entry, "core") or (0.0,)) > SUCCESS
+
+
+def _some(results: Results, arrays: Arrays) -> list[Entry]:
+    """One depth of each kind of decoder, on all encodings: that of the shown one, and the middle of the other kind."""
+    entries, shown = ordered(results), _shown(results, arrays)
+    depths = {kind: _middle(entries, kind) for kind in DECODERS} | ({shown["decoder"]: shown["depth"]} if shown else {})
+    return [entry for entry in entries if entry["depth"] == depths.get(entry["decoder"])]
+
+
+def _made(entries: Sequence[Entry], arrays: Arrays) -> list[str]:
+    """What was asked for and what decoders made of it, a drawing for each kind of decoder."""
+    among = [entry for entry in entries if f"{_job(entry)}/made" in arrays]
+    kinds = [[entry for entry in among if entry["decoder"] == kind] for kind in DECODERS]
+    return [_made_by(each, arrays) for each in kinds if each]
+
+
+def _made_by(entries: Sequence[Entry], arrays: Arrays) -> str:
+    asked = arrays[f"{_job(entries[0])}/asked"]
+    sets = [("asked for", asked), *((entry["encoding"], arrays[f"{_job(entry)}/made"]) for entry in entries)]
+    name = decoder_name(entries[0])
+    row = [plots.bump_image(title, _mosaic(images)) for title, images in sets]
+    return drawing(
+        partial(plots.pictures, rows=[row], names=[name]), (0.3 + 1.7 * len(row), 1.95), f"images made by {name}"
+    )
+
+
+def _mosaic(images: Pixels) -> Pixels:
+    """[4, N, N] as two by two, with a line between."""
+    size = images.shape[-1]
+    sheet = np.full((2 * size + 1, 2 * size + 1), 0.35)
+    for number, pixels in enumerate(images[:4]):
+        top, left = (size + 1) * (number // 2), (size + 1) * (number % 2)
+        sheet[top : top + size, left : left + size] = pixels
+    return sheet
+
+
+def _error_maps(entries: Sequence[Entry], arrays: Arrays, caption: str) -> str:
+    """A row per decoder, a column per encoding."""
+    rows: dict[str, list[Picture]] = {}
+    for entry in entries:
+        errors = arrays.get(f"{_job(entry)}/errors")
+        if errors is not None:
+            share = fmean(relative(entry, "ood")) if relative(entry, "ood") else float("nan")
+            picture = plots.error_map(f"{entry['encoding']}: {times(share)}", _mean(errors), entry["blank"]["ood"])
+            rows.setdefault(decoder_name(entry), []).append(picture)
+    if not rows:
+        return ""
+    width = max(map(len, rows.values()))
+    draw = partial(plots.pictures, rows=list(rows.values()), names=list(rows), bar="error ÷ blank")
+    drawn = drawing(draw, (1.2 + 1.85 * width, 0.3 + 1.85 * len(rows)), f"error maps of {', '.join(rows)}")
+    return _figure(drawn, caption=caption and f"{caption} The number is the mean over the dashed square.")
+
+
+def _mean(maps: Pixels) -> Pixels:
+    """Over seeds; halves would overflow or round."""
+    mean: Pixels = maps.astype(np.float64).mean(0)
+    return mean
+
+
+def _few_shot(results: Results, arrays: Arrays) -> str:
+    entries = results["few_shot"]
+    if not entries:
+        return ""
+    chart = drawing(lambda figure: plots.shots(figure.subplots(), entries), (4.2, 3.3), "few shots")
+    rows = {f"{decoder_name(entry)}, {entry['encoding']}": _shot_maps(entry, arrays) for entry in entries}
+    rows = {name: row for name, row in rows.items() if row}
+    maps = ""
+    if rows:
+        width = max(map(len, rows.values()))
+        draw = partial(plots.pictures, rows=list(rows.values()), names=list(rows), bar="error ÷ blank")
+        maps = drawing(draw, (1.1 + 1.45 * width, 0.2 + 1.6 * len(rows)), "error maps after few shots")
+    caption = "Judged at the held-out positions that were not shown. Maps: first seed; dark dots are what was shown."
+    return _figure(chart, maps, caption=caption) + _folded("Numbers", table(shots_table(results), "shots"))
+
+
+def _shot_maps(entry: Entry, arrays: Arrays) -> list[Picture]:
+    counts = sorted({point["shots"] for point in entry["curve"]})
+    errors = arrays.get(f"shots-{_job(entry)}/errors")
+    if errors is None:
+        return []
+    return [
+        plots.error_map(f"{count} shown", each, entry["blank"])
+        for count, each in zip(counts, errors, strict=False)
+    ]  # fmt: skip
+
+
+def _geometry(results: Results, arrays: Arrays) -> str:
+    entries = [entry for entry in ordered(results) if entry["factorization"]]
+    if not entries:
+        return ""
+    across = len({entry["encoding"] for entry in entries})
+    down = len({entry["decoder"] for entry in entries})
+    size = (1.2 + 2.0 * across if across > 1 else 4.4, 0.3 + 2.4 * down)
+    lines = drawing(partial(plots.factorization, entries=entries), size, "factorization by layer")
+    return (
+        _note(
+            "g is what a layer makes of a step along x and along y: g_ij = ⟨∂_i h, ∂_j h⟩. Factorization is "
+            "1 − mean|g_xy| / mean(|g_xx| + |g_yy|): 1 where the two directions stay orthogonal, at least ½."
+        )
+        + _figure(
+            lines,
+            caption="A line per depth, a band over seeds; “in” is the code, the last layer the image. Solid: exact "
+            "derivatives. Dashed, for the deepest decoder: differences between neighbours, as the paper measures.",
+        )
+        + _volumes(results, arrays)
+        + _tuning(results, arrays)
+    )
+
+
+def _volumes(results: Results, arrays: Arrays) -> str:
+    """Of the shown decoder, on bump and on ramp codes where both were trained."""
+    shown = _shown(results, arrays)
+    if shown is None:
+        return ""
+    same = [
+        entry
+        for entry in ordered(results)
+        if (entry["decoder"], entry["depth"]) == (shown["decoder"], shown["depth"])
+        and entry["encoding"] in ("bump", "ramp", shown["encoding"])
+        and f"{_job(entry)}/volume" in arrays
+    ]
+    if not same:
+        return ""
+    rows = [_layers(arrays[f"{_job(entry)}/volume"]) for entry in same]
+    draw = partial(plots.pictures, rows=rows, names=[entry["encoding"] for entry in same])
+    drawn = drawing(draw, (0.4 + 1.5 * len(rows[0]), 0.1 + 1.95 * len(rows)), "volume by layer")
+    return _figure(
+        drawn,
+        caption=f"log₁₀ √det g over positions in the layers of the {decoder_name(shown)}, first seed: how much area a "
+        "layer gives to the neighbourhood of a position. Each map has its own colours; above it, least and most.",
+    )
+
+
+def _layers(volumes: Pixels) -> list[Picture]:
+    last = len(volumes) - 1
+    names = ["code", *(f"layer {number}" for number in range(1, last)), "image"]
+    return [plots.volume_map(name, each) for name, each in zip(names, volumes, strict=True)]
+
+
+def _tuning(results: Results, arrays: Arrays) -> str:
+    shown = _shown(results, arrays)
+    if shown is None:
+        return ""
+    prefix = f"{_job(shown)}/tuning/"
+    numbers = sorted(int(name.removeprefix(prefix)) for name in arrays if name.startswith(prefix))
+    chosen = dict.fromkeys((numbers[0], numbers[-1])) if numbers else {}
+    layers = [(f"layer {number + 1}", arrays[f"{prefix}{number}"]) for number in chosen]
+    if not layers:
+        return ""
+    drawn = drawing(partial(plots.tuning, layers=layers), (0.4 + 5.1 * len(layers), 3.6), "tuning curves")
+    return _figure(
+        drawn,
+        caption="Responses of the two neurons that vary most, in the first and the last hidden layer of the "
+        f"{decoder_name(shown)} on {shown['encoding']} codes. Shaded: the held-out square.",
+    )
+
+
+def _tokens(results: Results, arrays: Arrays) -> str:
+    tokens = results["tokens"]
+    if not tokens:
+        return ""
+    chart = drawing(lambda figure: plots.regularisers(figure.subplots(), tokens), (5.2, 3.6), "tokens by regulariser")
+    return (
+        _note(
+            "Each position of x and of y owns a matrix, an image of its own; a small CNN combines the two. "
+            f"N = {tokens['size']}; held out is the corner where both x and y are large."
+        )
+        + _figure(chart, _token_matrices(arrays), caption=_MATRICES)
+        + _token_errors(tokens, arrays)
+        + table(tokens_table(results), "tokens")
+    )
+
+
+_MATRICES = (
+    "Right: matrices of a token of x and of one of y, first seed, without regularisers and with both; white is 0."
+)
+
+
+def _token_matrices(arrays: Arrays) -> str:
+    found = arrays.get("tokens-0/tokens")
+    if found is None:
+        return ""
+    rows = [
+        [_matrix(f"{factor} = {found.shape[-1] * 5 // 8}", matrix) for factor, matrix in zip("xy", both, strict=True)]
+        for both in (found[0], found[-1])
+    ]
+    draw = partial(plots.pictures, rows=rows, names=["none", "both"])
+    return drawing(draw, (3.7, 3.7), "matrices of a token of x and one of y")
+
+
+def _matrix(title: str, matrix: Pixels) -> Picture:
+    """Colours from −most to +most, so that 0 is white."""
+    values = matrix.astype(float)
+    most = float(np.abs(values).max()) or 1.0
+    return Picture(title, values, "RdBu_r", -most, most, None)
+
+
+def _token_errors(tokens: Entry, arrays: Arrays) -> str:
+    errors = arrays.get("tokens-0/errors")
+    if errors is None:
+        return ""
+    row = [
+        plots.error_map(name, each, tokens["blank"], "corner") for name, each in zip(REGULARISERS, errors, strict=False)
+    ]
+    draw = partial(plots.pictures, rows=[row], bar="error ÷ blank")
+    return _figure(
+        drawing(draw, (1.2 + 1.85 * len(row), 2.1), "error maps of tokens"),
+        caption="Errors over positions, first seed. Dashed: what is held out.",
+    )
+
+
+def _penalty(results: Results) -> str:
+    entries = results["penalty"]
+    if not entries:
+        return ""
+    chart = drawing(lambda figure: plots.penalty(figure.subplots(), entries), (7.6, 3.8), "the interaction penalty")
+    return (
+        _note(
+            "The interaction penalty asks a decoder to be a sum of one function per factor (F_int). A sum of two "
+            "stripes and the logarithm of a bump are; the bump, a product of stripes, is not. The yardstick is the "
+            "mean of all known images. Full: OOD, hollow: ID."
+        )
+        + _figure(chart)
+        + table(penalty_table(results), "penalty")
+    )
+
+
+def _scaling(results: Results) -> str:
+    if not results["thresholds"]:
+        return ""
+    chart = drawing(lambda figure: plots.scaling(figure.subplots(), results), (7.6, 5.0), "bumps needed by size")
+    return (
+        _note(
+            "The least number of bumps with which the error at held-out positions falls below a tenth of a blank "
+            "image's. Stripes show one factor, with the other's code at zero: N vertical and N horizontal ones, not "
+            "counted as bumps. Bumps anywhere include the square, and are judged where none was shown."
+        )
+        + _figure(chart)
+        + table(bumps_table(results), "bumps")
+        + table(exponents_table(results), "exponents")
+    )
+
+
+def _stacking(results: Results) -> str:
+    found = results["stacking"]
+    if not found:
+        return ""
+    stacked, alone = (f"{1e3 * found[name]:.1f} ms" for name in ("stacked", "one_after_another"))
+    return (
+        f"<p>{found['models']} models of {html.escape(found['decoder'])} take {stacked} a step as one stack, {alone} "
+        f"one after another: <b>{found['speedup']:.1f}×</b>.</p>"
+    )
+
+
+def _run(results: Results) -> str:
+    pairs = [
+        ("scale", str(results["scale"])),
+        ("part", str(results["part"])),
+        ("seeds", ", ".join(map(str, results["seeds"]))),
+        ("started", str(results["started"])),
+        ("wall clock", _lasted(results["seconds"])),
+        ("sum over jobs", _lasted(results["job_seconds"])),
+        *_fits(results),
+        *((name, str(version)) for name, version in results["versions"].items()),
+    ]
+    command = f"<pre><code>{html.escape(results['command'])}</code></pre>"
+    return command + _folded("Settings and versions", listed_pairs(pairs))
+
+
+def _lasted(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes // 60} h {minutes % 60} min" if minutes >= 60 else f"{minutes} min {rest} s"
+
+
+def _fits(results: Results) -> list[tuple[str, str]]:
+    """How each kind of model was trained, where the study tells."""
+    kinds = {
+        **{f"training: {entry['decoder'].upper()}": entry for entry in results["failure"]},
+        "training: tokens": results["tokens"] or {},
+        "training: penalty": next(iter(results["penalty"]), {}),
+        "training: Plan B": next(iter(results["thresholds"]), {}),
+    }
+    return [
+        (name, ", ".join(f"{key} {value:g}" for key, value in entry["fit"].items()))
+        for name, entry in kinds.items()
+        if entry.get("fit")
+    ]
+
+
+def _rich(grid: Grid) -> Table:
+    shown = Table(
+        title=grid.title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False,
+        collapse_padding=True,
+    )  # fmt: skip
+    for column in grid.head:
+        words = column in grid.words
+        shown.add_column(column, justify="left" if words else "right", no_wrap=not words)
+    styles = {YES: "green", NO: "red"}
+    for row in grid.rows:
+        shown.add_row(*(Text(cell, styles.get(cell, "")) for cell in row))
+    return shown
+
+
+# ------------------------------------------------------------------------------------------------ the picture
+
+
+def _poster_panels(results: Results, arrays: Arrays) -> "list[tuple[str, _Panel]]":
+    """What fails, why, and both remedies; of a part of the study, what there is."""
+    panels = (
+        ("Disentangled codes, unseen positions", _failure_panel(results, arrays)),
+        ("What their layers do to x and y", _layers_panel(results, arrays)),
+        ("Plan A: tokens that render themselves", _tokens_panel(results)),
+        ("Plan B: each factor shown alone", _scaling_panel(results)),
+    )
+    return [(title, draw) for title, draw in panels if draw is not None]
+
+
+def _poster(figure: "Figure", panels: "Sequence[tuple[str, _Panel]]") -> None:
+    """The picture for a README."""
+    if not panels:
+        figure.text(0.5, 0.5, "nothing to show", ha="center")
+        return
+    columns = min(2, len(panels))
+    grid = figure.add_gridspec(-(-len(panels) // columns), columns)
+    for number, (title, draw) in enumerate(panels):
+        part = figure.add_subfigure(grid[divmod(number, columns)])
+        part.suptitle(title, fontsize=16, fontweight="bold")
+        draw(part)
+
+
+def _failure_panel(results: Results, arrays: Arrays) -> "_Panel | None":
+    shown = _shown(results, arrays)
+    if shown is None:
+        return None
+    asked, made, errors = (arrays[f"{_job(shown)}/{name}"] for name in ("asked", "made", "errors"))
+    share = fmean(relative(shown, "core") or (float("nan"),))
+    picture = plots.error_map(f"error: {times(share)} × blank\nin its middle", _mean(errors), shown["blank"]["ood"])
+    name = f"{decoder_name(shown).replace(' ', ', ')} layers"
+    return partial(plots.asked_and_made, asked=asked, made=made, errors=picture, name=f"made\n({name})", font=_FONT)
+
+
+def _layers_panel(results: Results, arrays: Arrays) -> "_Panel | None":
+    shown = _shown(results, arrays)
+    kind = "cnn" if shown is None else shown["decoder"]
+    entries = [
+        entry
+        for entry in ordered(results)
+        if entry["decoder"] == kind and entry["encoding"] in ("bump", "ramp") and entry["factorization"]
+    ]
+    return partial(plots.factorization, entries=entries, font=_FONT) if entries else None
+
+
+def _tokens_panel(results: Results) -> "_Panel | None":
+    tokens = results["tokens"]
+    return (lambda part: plots.regularisers(part.subplots(), tokens, font=_FONT)) if tokens else None
+
+
+def _scaling_panel(results: Results) -> "_Panel | None":
+    return (lambda part: plots.scaling(part.subplots(), results, font=_FONT)) if results["thresholds"] else None

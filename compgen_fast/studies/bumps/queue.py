@@ -1,0 +1,96 @@
+"""Runs jobs, as many at a time as there are cores, each on one thread; what a job found is kept as soon as it is done.
+
+A job leaves NAME.json (its settings and numbers) and NAME.npz (arrays for the page) in the study's jobs/PART. One that
+is there with the same settings is not run again.
+"""
+
+import json
+import os
+import time
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import asdict
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from compgen_fast.studies.bumps.plan import Job
+from compgen_fast.train.memory import keep_freed_memory
+
+
+def run(jobs: Sequence[Job], out: Path, workers: int, console: Console) -> int:
+    """Runs what is not done yet; returns how many jobs that were."""
+    waiting = [job for job in jobs if not done(job, out)]
+    if not waiting:
+        return 0
+    with Progress(
+        TextColumn("{task.description:24}"), BarColumn(bar_width=32), MofNCompleteColumn(), TimeElapsedColumn(),
+        console=console,
+    ) as progress:  # fmt: skip
+        task = progress.add_task("training", total=len(jobs), completed=len(jobs) - len(waiting))
+        with ProcessPoolExecutor(workers, get_context("spawn"), initializer=_alone) as pool:
+            running = {pool.submit(_run, job, out): job for job in waiting}
+            try:
+                for future in as_completed(running):
+                    future.result()
+                    progress.update(task, advance=1, description=running[future].name)
+            except BaseException:
+                pool.shutdown(wait=False, cancel_futures=True)
+                raise
+    return len(waiting)
+
+
+def results(job: Job, out: Path) -> dict[str, Any]:
+    """The job's ``settings``, the ``seconds`` it took, and the numbers it ``found``."""
+    stored: dict[str, Any] = json.loads(_path(job, out, "json").read_text())
+    return stored
+
+
+def arrays(job: Job, out: Path) -> dict[str, NDArray[Any]]:
+    with np.load(_path(job, out, "npz"), allow_pickle=False) as kept:
+        return {name: kept[name] for name in kept}
+
+
+def _path(job: Job, out: Path, suffix: str) -> Path:
+    return out / "jobs" / job.part / f"{job.name}.{suffix}"
+
+
+def _settings(job: Job) -> Any:
+    return json.loads(json.dumps(asdict(job)))
+
+
+def done(job: Job, out: Path) -> bool:
+    """Whether its results are there; an error if they are of other settings."""
+    path = _path(job, out, "json")
+    if not path.is_file():
+        return False
+    if json.loads(path.read_text())["settings"] != _settings(job):
+        raise ValueError(
+            f"{path} holds what was found with other settings; finish that study with its own command, or choose "
+            "another folder with --out"
+        )
+    return True
+
+
+def _alone() -> None:
+    torch.set_num_threads(1)
+    keep_freed_memory()
+
+
+def _run(job: Job, out: Path) -> None:
+    started = time.perf_counter()
+    numbers, drawn = job.run()
+    stored = {"settings": _settings(job), "seconds": time.perf_counter() - started, "found": numbers}
+    path = _path(job, out, "json")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with _path(job, out, "npz").open("wb") as file:
+        np.savez_compressed(file, **drawn)  # type: ignore[arg-type]
+    temporary = path.with_suffix(f".{os.getpid()}")
+    temporary.write_text(json.dumps(stored))
+    temporary.replace(path)  # last: a job is done when this is there
