@@ -5,10 +5,7 @@ beside it, and report.png for a README. It measures nothing and changes no numbe
 """
 
 import html
-import json
-import zipfile
-import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from statistics import fmean, median, stdev
@@ -16,12 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
-from rich import box
 from rich.console import Group
-from rich.table import Table
-from rich.text import Text
 
 from compgen_fast.report import bumps_plots as plots
+from compgen_fast.report import study
 from compgen_fast.report.bumps_plots import (
     DECODERS,
     ENCODINGS,
@@ -30,57 +25,55 @@ from compgen_fast.report.bumps_plots import (
     SUCCESS,
     TARGETS,
     WAYS,
-    Arrays,
     Entry,
     Picture,
     relative,
 )
 from compgen_fast.report.page import (
-    NO,
     NOTHING,
     PAGE,
     PICTURE,
-    YES,
     Grid,
-    document,
     drawing,
     listed_pairs,
     paint,
     table,
 )
-from compgen_fast.report.perception_numbers import claims_table, known, place, seeds_of
+from compgen_fast.report.study import (
+    Arrays,
+    Results,
+    claims_table,
+    in_terminal,
+    known,
+    place,
+    read_pictures,
+    section,
+    seeds_of,
+    write_page,
+)
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure, SubFigure
 
     _Panel = Callable[[SubFigure], None]
 
-RESULTS, PICTURES = "results.json", "pictures.npz"
-VERSION = 1
+NAME, VERSION = "bumps", 1
 _NEEDED = (
     "command", "scale", "part", "seeds", "versions", "started", "seconds", "job_seconds", "failure", "few_shot",
     "tokens", "penalty", "thresholds", "exponents", "stacking", "claims",
 )  # fmt: skip
-_AGAIN = "run `compgen study bumps` into this folder again"
 _TITLE = "Disentangled codes, and positions never seen"
 _STYLE = """
 figure{margin:1em 0}figure .panels{overflow-x:auto;margin-bottom:.3em}figure .panels svg{max-width:none;flex:none}
 """
 _FONT = 13  # of the picture for the README
-Results = Mapping[str, Any]
 Pixels = NDArray[Any]
 
 
 def write(folder: Path) -> Path:
     """Draws the study in ``folder`` and returns the page."""
-    results, arrays = read_results(folder), _read_pictures(folder)
-    try:
-        page = document(_TITLE, _body(results, arrays), _STYLE)
-    except (KeyError, TypeError, AttributeError) as error:
-        raise ValueError(
-            f"{folder / RESULTS}: it is not laid out as a study lays it out ({type(error).__name__}: {error}); {_AGAIN}"
-        ) from error
-    (folder / PAGE).write_text(page, encoding="utf-8")
+    results, arrays = read_results(folder), read_pictures(folder, NAME)
+    write_page(folder, NAME, _TITLE, lambda: _body(results, arrays), _STYLE)
     panels = _poster_panels(results, arrays)
     paint(partial(_poster, panels=panels), (13, 8.6 if len(panels) > 2 else 4.6), folder / PICTURE, dots_per_inch=120)
     return folder / PAGE
@@ -97,35 +90,11 @@ def tables(results: Results) -> Group:
         exponents_table(results),
         claims_table(results),
     )
-    return Group(*(_rich(grid) for grid in grids if grid.rows))
+    return in_terminal(grids)
 
 
 def read_results(folder: Path) -> dict[str, Any]:
-    path = folder / RESULTS
-    if not path.is_file():
-        raise ValueError(f"{folder}: there is no {RESULTS} in it; {_AGAIN}, or name the folder of another study")
-    try:
-        results = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(f"{path}: it is damaged ({error}); {_AGAIN}") from error
-    told = (results.get("study"), results.get("version")) if isinstance(results, dict) else (None, None)
-    if told != ("bumps", VERSION):
-        raise ValueError(f"{path}: it holds study {told[0]!r}, version {told[1]}; expected 'bumps', {VERSION}")
-    missing = [name for name in _NEEDED if name not in results]
-    if missing:
-        raise ValueError(f"{path}: it has no {', '.join(missing)}; {_AGAIN}")
-    return dict(results)
-
-
-def _read_pictures(folder: Path) -> Arrays:
-    path = folder / PICTURES
-    if not path.is_file():
-        raise ValueError(f"{folder}: there is no {PICTURES} in it; {_AGAIN}")
-    try:
-        with zipfile.ZipFile(path), np.load(path, allow_pickle=False) as arrays:
-            return dict(arrays)
-    except (ValueError, OSError, EOFError, zipfile.BadZipFile, zlib.error) as error:
-        raise ValueError(f"{path}: it is damaged ({error}); {_AGAIN}") from error
+    return study.read_results(folder, NAME, VERSION, _NEEDED)
 
 
 # ------------------------------------------------------------------------------------------------ numbers
@@ -314,15 +283,15 @@ def _body(results: Results, arrays: Arrays) -> str:
         (
             f"<h1>{_TITLE}</h1><p class=finding id=finding>{html.escape(finding(results))}</p>",
             f"<p class=note>{html.escape(_setting(results))}</p>",
-            _section("Claims", table(claims_table(results), "claims")),
-            _section("Naive decoders at held-out positions", _failure(results, arrays)),
-            _section("A few bumps inside the square", _few_shot(results, arrays)),
-            _section("What happens in their layers", _geometry(results, arrays)),
-            _section("Plan A: tokens that render themselves", _tokens(results, arrays)),
-            _section("Plan A, by penalty: its controls", _penalty(results)),
-            _section("Plan B: data that shows each factor alone", _scaling(results)),
-            _section("Many models as one", _stacking(results)),
-            _section("How to run it again", _run(results)),
+            section("Claims", table(claims_table(results), "claims")),
+            section("Naive decoders at held-out positions", _failure(results, arrays)),
+            section("A few bumps inside the square", _few_shot(results, arrays)),
+            section("What happens in their layers", _geometry(results, arrays)),
+            section("Plan A: tokens that render themselves", _tokens(results, arrays)),
+            section("Plan A, by penalty: its controls", _penalty(results)),
+            section("Plan B: data that shows each factor alone", _scaling(results)),
+            section("Many models as one", _stacking(results)),
+            section("How to run it again", _run(results)),
         )
     )
 
@@ -334,10 +303,6 @@ def _setting(results: Results) -> str:
         "every y, and never a bump in the middle square (dashed in the maps). A blank image is already almost "
         f"right, so every error stands beside that of a blank one. {seeds}; scale {results['scale']}."
     )
-
-
-def _section(title: str, body: str) -> str:
-    return f"<section><h2>{html.escape(title)}</h2>{body}</section>" if body else ""
 
 
 def _figure(*drawn: str, caption: str = "") -> str:
@@ -686,20 +651,6 @@ def _fits(results: Results) -> list[tuple[str, str]]:
         for name, entry in kinds.items()
         if entry.get("fit")
     ]
-
-
-def _rich(grid: Grid) -> Table:
-    shown = Table(
-        title=grid.title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False,
-        collapse_padding=True,
-    )  # fmt: skip
-    for column in grid.head:
-        words = column in grid.words
-        shown.add_column(column, justify="left" if words else "right", no_wrap=not words)
-    styles = {YES: "green", NO: "red"}
-    for row in grid.rows:
-        shown.add_row(*(Text(cell, styles.get(cell, "")) for cell in row))
-    return shown
 
 
 # ------------------------------------------------------------------------------------------------ the picture

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compgen_fast.report.page import colour
-from compgen_fast.report.perception_numbers import known
+from compgen_fast.report.study import known
 from compgen_fast.worlds.bumps import Bumps
 
 if TYPE_CHECKING:
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     Canvas: TypeAlias = Figure | SubFigure
 
 Entry: TypeAlias = Mapping[str, Any]
-Arrays: TypeAlias = Mapping[str, NDArray[Any]]
 
 SUCCESS = 0.1  # of a blank image's error: what Plan B calls a success
 DECODERS = {"mlp": "MLP", "cnn": "CNN"}

@@ -5,65 +5,57 @@ beside it, and report.png for a README. It measures nothing and changes no numbe
 """
 
 import html
-import json
-import zipfile
-import zlib
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-from rich import box
 from rich.console import Group
-from rich.table import Table
-from rich.text import Text
 
 from compgen_fast.report import perception_pictures as pictures
 from compgen_fast.report import perception_plots as plots
-from compgen_fast.report.page import NO, PAGE, PICTURE, YES, Grid, document, drawing, listed_pairs, paint, table
+from compgen_fast.report import study
+from compgen_fast.report.page import PAGE, PICTURE, drawing, listed_pairs, paint, table
 from compgen_fast.report.perception_numbers import (
     MEASURES,
     SLOT_ENCODERS,
-    Results,
-    claims_table,
     decoder_names,
     decoder_table,
     factors_table,
     finding,
-    known,
     main_table,
     measured,
     other_encoders_table,
     rows,
-    seeds_of,
 )
-from compgen_fast.report.perception_pictures import Arrays
+from compgen_fast.report.study import (
+    Arrays,
+    Results,
+    claims_table,
+    in_terminal,
+    known,
+    read_pictures,
+    section,
+    seeds_of,
+    write_page,
+)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-RESULTS, PICTURES = "results.json", "pictures.npz"
-VERSION = 1
+NAME, VERSION = "perception", 1
 _NEEDED = (
     "command", "scale", "split", "seeds", "world", "versions", "started", "seconds", "chance", "methods", "decoders",
     "sweeps", "curves", "claims",
 )  # fmt: skip
-_AGAIN = "run `compgen study perception` into this folder again"
 
 
 def write(folder: Path) -> Path:
     """Draws the study in ``folder`` and returns the page."""
-    results, arrays = read_results(folder), _read_pictures(folder)
-    try:
-        page = document("Perception of unseen combinations", _body(results, arrays), pictures.STYLE)
-    except (KeyError, TypeError, AttributeError) as error:
-        raise ValueError(
-            f"{folder / RESULTS}: it is not laid out as a study lays it out ({type(error).__name__}: {error}); {_AGAIN}"
-        ) from error
-    (folder / PAGE).write_text(page, encoding="utf-8")
+    results, arrays = read_results(folder), read_pictures(folder, NAME)
+    write_page(folder, NAME, "Perception of unseen combinations", lambda: _body(results, arrays), pictures.STYLE)
     paint(partial(_poster, results=results, arrays=arrays), (13, 7.2), folder / PICTURE, dots_per_inch=120)
     return folder / PAGE
 
@@ -76,49 +68,11 @@ def tables(results: Results) -> Group:
         decoder_table(results).only("decoder", "interaction", "JIS", "composite error"),
         claims_table(results),
     )
-    return Group(*(_rich(grid) for grid in grids if grid.rows))
+    return in_terminal(grids)
 
 
 def read_results(folder: Path) -> Results:
-    path = folder / RESULTS
-    if not path.is_file():
-        raise ValueError(f"{folder}: there is no {RESULTS} in it; {_AGAIN}, or name the folder of another study")
-    try:
-        results = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(f"{path}: it is damaged ({error}); {_AGAIN}") from error
-    told = (results.get("study"), results.get("version")) if isinstance(results, dict) else (None, None)
-    if told != ("perception", VERSION):
-        raise ValueError(f"{path}: it holds study {told[0]!r}, version {told[1]}; expected 'perception', {VERSION}")
-    missing = [name for name in _NEEDED if name not in results]
-    if missing:
-        raise ValueError(f"{path}: it has no {', '.join(missing)}; {_AGAIN}")
-    return dict(results)
-
-
-def _read_pictures(folder: Path) -> Arrays:
-    path = folder / PICTURES
-    if not path.is_file():
-        raise ValueError(f"{folder}: there is no {PICTURES} in it; {_AGAIN}")
-    try:
-        with zipfile.ZipFile(path), np.load(path, allow_pickle=False) as arrays:
-            return dict(arrays)
-    except (ValueError, OSError, EOFError, zipfile.BadZipFile, zlib.error) as error:
-        raise ValueError(f"{path}: it is damaged ({error}); {_AGAIN}") from error
-
-
-def _rich(grid: Grid) -> Table:
-    shown = Table(
-        title=grid.title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False,
-        collapse_padding=True,
-    )  # fmt: skip
-    for column in grid.head:
-        words = column in grid.words
-        shown.add_column(column, justify="left" if words else "right", no_wrap=not words)
-    styles = {YES: "green", NO: "red"}
-    for row in grid.rows:
-        shown.add_row(*(Text(cell, styles.get(cell, "")) for cell in row))
-    return shown
+    return study.read_results(folder, NAME, VERSION, _NEEDED)
 
 
 def _body(results: Results, arrays: Arrays) -> str:
@@ -128,23 +82,19 @@ def _body(results: Results, arrays: Arrays) -> str:
             f"<h1>Perception of unseen combinations</h1><p class=finding id=finding>{_unbroken(finding(results))}</p>",
             f"<p class=note>{_unbroken(_setting(results))} {_claims_held(results)}</p>",
             f"<div class=wide>{_chart('OOD accuracy', partial(plots.methods, results=results), (10.4, 4.6))}</div>",
-            _section("Search, frame by frame", _searches(order, arrays)),
-            _section("Where search fails", _failures(order, arrays)),
-            _section("Slots of two images, decoded together", _folds(order, partial(pictures.composites, arrays))),
-            _section("Claims", table(claims_table(results), "claims")),
-            _section("Numbers", _numbers(results)),
-            _section("Other slot encoders", _other_encoders(results)),
-            _section("The decoders", _measures(results)),
-            _section("Sweeps", _sweeps(results)),
-            _section("What was seen in training", _seen(results)),
-            _section("Training", _curves(results)),
-            _section("How to run it again", _run(results)),
+            section("Search, frame by frame", _searches(order, arrays)),
+            section("Where search fails", _failures(order, arrays)),
+            section("Slots of two images, decoded together", _folds(order, partial(pictures.composites, arrays))),
+            section("Claims", table(claims_table(results), "claims")),
+            section("Numbers", _numbers(results)),
+            section("Other slot encoders", _other_encoders(results)),
+            section("The decoders", _measures(results)),
+            section("Sweeps", _sweeps(results)),
+            section("What was seen in training", _seen(results)),
+            section("Training", _curves(results)),
+            section("How to run it again", _run(results)),
         )
     )
-
-
-def _section(title: str, body: str) -> str:
-    return f"<section><h2>{title}</h2>{body}</section>" if body else ""
 
 
 def _chart(description: str, draw: "Callable[[Axes], None]", size: tuple[float, float] = (3.85, 2.7)) -> str:

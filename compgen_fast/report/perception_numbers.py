@@ -4,15 +4,13 @@ It reads the dictionary of results.json and nothing else. Accuracy here is of ob
 shows two; ID means seen combinations, OOD unseen ones.
 """
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, stdev
-from typing import Any, TypeAlias
+from typing import Any
 
-from compgen_fast.report.page import NO, NOTHING, YES, Grid
-
-Results: TypeAlias = Mapping[str, Any]
+from compgen_fast.report.page import NOTHING, Grid
+from compgen_fast.report.study import Results, known, place, seeds_of
 
 METHODS = ("supervised", "supervised_longer", "vae")
 DECODERS = ("unconstrained", "unconstrained+hessian", "apart", "attention", "hessian", "additive")
@@ -84,11 +82,6 @@ def rows(results: Results, *, main: bool = True) -> list[Row]:
     ]
 
 
-def place(names: Sequence[str | None], name: str | None) -> int:
-    """Where ``name`` stands among ``names``; what nobody foresaw stands last."""
-    return names.index(name) if name in names else len(names)
-
-
 def spoken(name: str) -> str:
     """A method or an inference as a reader says it."""
     return {"newton": "search by Newton"}.get(name, name.replace("+", " + ").replace("_", ", "))
@@ -110,11 +103,6 @@ def _objects(factors: Iterable[str]) -> list[str]:
     if not objects:
         raise ValueError(f"results.json: no object among {', '.join(names) or 'nothing'}; expected object_1")
     return objects
-
-
-def known(values: Iterable[float | None]) -> tuple[float, ...]:
-    """Without what was not measured."""
-    return tuple(value for value in values if value is not None and math.isfinite(value))
 
 
 def recovered(row: Row, among: Sequence[Row]) -> float | None:
@@ -196,11 +184,6 @@ def percent(share: float) -> str:
     return f"{round(100 * share)} %"
 
 
-def seeds_of(results: Results) -> str:
-    count = len(results["seeds"])
-    return "1 seed" if count == 1 else f"{count} seeds, mean ± standard deviation"
-
-
 def spread(values: Sequence[float], form: str, scale: float = 1) -> str:
     """Mean ± standard deviation, the mean alone of a single seed."""
     if not values:
@@ -268,14 +251,6 @@ def decoder_table(results: Results) -> Grid:
     )
     head = ("decoder", "parameters", "error ID", "error OOD", *(title for title, _ in MEASURES.values()))
     return Grid(f"Decoders ({seeds_of(results)})", head, lines, words=("decoder",))
-
-
-def claims_table(results: Results) -> Grid:
-    """What was claimed beforehand, whether it holds, and the number that says so."""
-    marks = {True: YES, False: NO, None: NOTHING}
-    lines = tuple((claim["claim"], marks[claim["holds"]], claim["evidence"]) for claim in results["claims"])
-    head = ("claim", "holds", "evidence")
-    return Grid("Claims", head, lines, words=head)
 
 
 def factors_table(results: Results) -> Grid:

@@ -1,21 +1,20 @@
 """The pictures of a perception study: searches frame by frame, where they fail, composites, and what was seen."""
 
 import html
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from compgen_fast.report.page import NO, YES, image, tinted
-from compgen_fast.report.perception_numbers import DECODERS, Results, place
+from compgen_fast.report.perception_numbers import DECODERS
+from compgen_fast.report.study import Arrays, Results, place
 from compgen_fast.worlds import open_world
 
 if TYPE_CHECKING:
     from matplotlib.figure import SubFigure
 
-Arrays = Mapping[str, NDArray[Any]]
 
 IMAGES, FAILURES, COMPOSITES, FRAMES = 6, 4, 6, 5
 STYLE = """

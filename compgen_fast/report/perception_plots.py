@@ -13,16 +13,14 @@ from compgen_fast.report.page import colour
 from compgen_fast.report.perception_numbers import (
     INFERENCES,
     MEASURES,
-    Results,
     Row,
     chance,
     decoder_names,
-    known,
     measured,
-    place,
     rows,
     spoken,
 )
+from compgen_fast.report.study import Results, known, place
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -16,7 +16,6 @@ from compgen_fast.report import perception_pictures, perception_plots
 from compgen_fast.report.page import NOTHING, PAGE, PICTURE, Grid, drawing
 from compgen_fast.report.perception import read_results, tables, write
 from compgen_fast.report.perception_numbers import (
-    claims_table,
     decoder_table,
     factors_table,
     finding,
@@ -24,6 +23,7 @@ from compgen_fast.report.perception_numbers import (
     other_encoders_table,
     rows,
 )
+from compgen_fast.report.study import claims_table
 from tests.report.perception_results import entry, folder_of, pictures, results
 
 HOSTILE = "<i>&attention"

@@ -12,6 +12,7 @@ import numpy as np
 from rich.console import Console
 
 from compgen_fast.report import bumps as report
+from compgen_fast.report.study import PICTURES, RESULTS
 from compgen_fast.studies.bumps import queue
 from compgen_fast.studies.bumps.claims import claims, exponents
 from compgen_fast.studies.bumps.failure import FewShot, Naive
@@ -28,10 +29,10 @@ def run(scale: ScaleName, part: PartName, out: Path, workers: int | None = None)
     ran = queue.run(plan(scale, part), out, workers or max(1, os.cpu_count() or 1), Console(stderr=True))
     jobs = [job for job in plan(scale, "all") if queue.done(job, out)]
     results = gathered(jobs, scale, part, out, started)
-    if not ran and (out / report.RESULTS).is_file():  # only gathered anew: it took what it took
+    if not ran and (out / RESULTS).is_file():  # only gathered anew: it took what it took
         results |= {key: report.read_results(out)[key] for key in ("started", "seconds")}
-    (out / report.RESULTS).write_text(json.dumps(results, indent=1) + "\n")
-    np.savez_compressed(out / report.PICTURES, **pictures(jobs, out))
+    (out / RESULTS).write_text(json.dumps(results, indent=1) + "\n")
+    np.savez_compressed(out / PICTURES, **pictures(jobs, out))
     page = report.write(out)
     Console().print(report.tables(results))
     print(f"page: {page}")

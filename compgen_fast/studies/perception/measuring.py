@@ -35,6 +35,7 @@ from compgen_fast.models.replay import Replay
 from compgen_fast.models.slot_vae import SlotVAE
 from compgen_fast.models.supervised import SupervisedEncoder
 from compgen_fast.recipes.perception import READ
+from compgen_fast.report.study import PICTURES
 from compgen_fast.studies.perception import pictures
 from compgen_fast.studies.perception.plan import Job
 from compgen_fast.studies.perception.work import read_job, told
@@ -44,7 +45,7 @@ from compgen_fast.train.memory import keep_freed_memory
 from compgen_fast.train.metrics import read as read_metrics
 from compgen_fast.worlds.source import Factor
 
-RESULT, PICTURES = "result.json", "pictures.npz"
+RESULT = "result.json"
 CURVED, COMPOSED = 32, 256  # images that derivatives, and composites, are measured on
 BATCH = 256
 POINTS = 60  # of a curve

@@ -19,9 +19,10 @@ from compgen_fast.models.config import SlotVAEConfig, SupervisedConfig
 from compgen_fast.recipes.perception import READ
 from compgen_fast.report import perception as report
 from compgen_fast.report.perception_numbers import of_objects
+from compgen_fast.report.study import PICTURES, RESULTS
 from compgen_fast.studies.perception import queue
 from compgen_fast.studies.perception.claims import claims
-from compgen_fast.studies.perception.measuring import PICTURES, RESULT
+from compgen_fast.studies.perception.measuring import RESULT
 from compgen_fast.studies.perception.plan import SCALES, Job, ScaleName, Split, plan
 from compgen_fast.studies.record import versions
 from compgen_fast.train import engine
@@ -52,10 +53,10 @@ def run(
     started = time.time()
     ran = queue.run(jobs, out, workers or _places(scale), Console(stderr=True))
     results = gathered(jobs, scale, split, out, started)
-    if not ran and (out / report.RESULTS).is_file():  # only gathered anew: it took what it took
+    if not ran and (out / RESULTS).is_file():  # only gathered anew: it took what it took
         results |= {key: report.read_results(out)[key] for key in ("started", "seconds")}
-    (out / report.RESULTS).write_text(json.dumps(results, indent=1) + "\n")
-    np.savez_compressed(out / report.PICTURES, **pictures(jobs, out))
+    (out / RESULTS).write_text(json.dumps(results, indent=1) + "\n")
+    np.savez_compressed(out / PICTURES, **pictures(jobs, out))
     page = report.write(out)
     console.print(report.tables(results))
     print(f"page: {page}")
