@@ -272,7 +272,8 @@ def _cheaper(results: Results) -> str:
         return ""
     size = max(sizes)
     few, many = (median(found[size, way]) for way in ("stripes", "anywhere"))
-    return f"At N = {size}, {few:.0f} bumps are enough once each factor is shown alone in stripes, else {many:.0f}."
+    enough = "1 bump is enough" if few == 1 else f"{few:.0f} bumps are enough"
+    return f"At N = {size}, {enough} once each factor is shown alone in stripes, else {many:.0f}."
 
 
 # ------------------------------------------------------------------------------------------------ the page
@@ -599,7 +600,9 @@ def _scaling(results: Results) -> str:
         _note(
             "The least number of bumps with which the error at held-out positions falls below a tenth of a blank "
             "image's. Stripes show one factor, with the other's code at zero: N vertical and N horizontal ones, not "
-            "counted as bumps. Bumps anywhere include the square, and are judged where none was shown."
+            "counted as bumps, and a white image stands for no factor. Bumps anywhere include the square, and are "
+            "judged where none was shown. Controls: all bumps outside the square and nothing else; N bumps and "
+            "stripes, but no white image."
         )
         + _figure(chart)
         + table(bumps_table(results), "bumps")
