@@ -59,7 +59,7 @@ if TYPE_CHECKING:
 
 NAME, VERSION = "bumps", 1
 _NEEDED = (
-    "command", "scale", "part", "seeds", "versions", "started", "seconds", "job_seconds", "failure", "few_shot",
+    "command", "scale", "part", "seeds", "versions", "written", "job_seconds", "failure", "few_shot",
     "tokens", "penalty", "thresholds", "exponents", "stacking", "claims",
 )  # fmt: skip
 _TITLE = "Disentangled codes, and positions never seen"
@@ -626,8 +626,7 @@ def _run(results: Results) -> str:
         ("scale", str(results["scale"])),
         ("part", str(results["part"])),
         ("seeds", ", ".join(map(str, results["seeds"]))),
-        ("started", str(results["started"])),
-        ("wall clock", _lasted(results["seconds"])),
+        ("written", str(results["written"])),
         ("sum over jobs", _lasted(results["job_seconds"])),
         *_fits(results),
         *((name, str(version)) for name, version in results["versions"].items()),

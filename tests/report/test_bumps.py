@@ -57,8 +57,7 @@ def results(
         "part": "all",
         "seeds": list(seeds),
         "versions": {"compgen_fast": "0.8.0", "torch": "2.13.0"},
-        "started": "2026-11-18T10:00:00+00:00",
-        "seconds": 3723.0,
+        "written": "2026-11-18T10:00:00+00:00",
         "job_seconds": 7000.0,
         "failure": [
             naive(decoder, depth, encoding, seeds)

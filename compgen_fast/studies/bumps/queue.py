@@ -24,11 +24,11 @@ from compgen_fast.studies.bumps.plan import Job
 from compgen_fast.train.memory import keep_freed_memory
 
 
-def run(jobs: Sequence[Job], out: Path, workers: int, console: Console) -> int:
-    """Runs what is not done yet; returns how many jobs that were."""
+def run(jobs: Sequence[Job], out: Path, workers: int, console: Console) -> None:
+    """Runs what is not done yet."""
     waiting = [job for job in jobs if not done(job, out)]
     if not waiting:
-        return 0
+        return
     with Progress(
         TextColumn("{task.description:24}"), BarColumn(bar_width=32), MofNCompleteColumn(), TimeElapsedColumn(),
         console=console,
@@ -43,7 +43,6 @@ def run(jobs: Sequence[Job], out: Path, workers: int, console: Console) -> int:
             except BaseException:
                 pool.shutdown(wait=False, cancel_futures=True)
                 raise
-    return len(waiting)
 
 
 def results(job: Job, out: Path) -> dict[str, Any]:

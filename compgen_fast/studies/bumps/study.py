@@ -2,7 +2,6 @@
 
 import json
 import os
-import time
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -25,12 +24,9 @@ from compgen_fast.studies.record import versions
 
 def run(scale: ScaleName, part: PartName, out: Path, workers: int | None = None) -> int:
     """Runs the study or a part, or goes on with it, and tells of all that is done by now."""
-    started = time.time()
-    ran = queue.run(plan(scale, part), out, workers or max(1, os.cpu_count() or 1), Console(stderr=True))
+    queue.run(plan(scale, part), out, workers or max(1, os.cpu_count() or 1), Console(stderr=True))
     jobs = [job for job in plan(scale, "all") if queue.done(job, out)]
-    results = gathered(jobs, scale, part, out, started)
-    if not ran and (out / RESULTS).is_file():  # only gathered anew: it took what it took
-        results |= {key: report.read_results(out)[key] for key in ("started", "seconds")}
+    results = gathered(jobs, scale, part, out)
     (out / RESULTS).write_text(json.dumps(results, indent=1) + "\n")
     np.savez_compressed(out / PICTURES, **pictures(jobs, out))
     page = report.write(out)
@@ -39,7 +35,7 @@ def run(scale: ScaleName, part: PartName, out: Path, workers: int | None = None)
     return 0
 
 
-def gathered(jobs: Sequence[Job], scale: ScaleName, part: PartName, out: Path, started: float) -> dict[str, Any]:
+def gathered(jobs: Sequence[Job], scale: ScaleName, part: PartName, out: Path) -> dict[str, Any]:
     """results.json, from what the jobs found."""
     stored = [(job, queue.results(job, out)) for job in jobs]
     found = [(job, each["settings"] | each["found"]) for job, each in stored]
@@ -52,8 +48,7 @@ def gathered(jobs: Sequence[Job], scale: ScaleName, part: PartName, out: Path, s
         "part": part,
         "seeds": sorted({seed for _, each in found for seed in each.get("seeds", ())}),
         "versions": versions(),
-        "started": datetime.fromtimestamp(started, UTC).isoformat(timespec="seconds"),
-        "seconds": time.time() - started,
+        "written": datetime.now(UTC).isoformat(timespec="seconds"),
         "job_seconds": sum(each["seconds"] for _, each in stored),
         "failure": [each for job, each in found if isinstance(job, Naive)],
         "few_shot": [each for job, each in found if isinstance(job, FewShot)],
