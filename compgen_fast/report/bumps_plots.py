@@ -35,8 +35,8 @@ TARGETS = {"stripes": "sum of two stripes", "log": "log of the bump", "bump": "b
 OUTSIDE = ("bump",)  # of F_int: no sum of one function per factor
 WAYS = {
     "anywhere": ("bumps anywhere", colour(1)),
-    "stripes": ("bumps outside the square + stripes and white", colour(0)),
-    "outside": ("bumps outside the square alone", colour(3)),
+    "stripes": ("bumps, stripes and white", colour(0)),
+    "outside": ("bumps outside the square", colour(3)),
 }
 LOUD, CALM, GREY = colour(3), colour(0), "#8c8c8c"
 TOP = 2.0  # of the scale of error maps, in blank images

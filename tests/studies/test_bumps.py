@@ -1,5 +1,6 @@
 """The bump study: its parts on the smallest of worlds, and the whole as small as it gets."""
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -194,3 +195,9 @@ def test_a_folder_of_another_study_is_refused(finished):
 def test_no_workers_are_refused_in_one_sentence(capsys):
     assert main(["study", "bumps", "--workers", "0"]) == 2
     assert "--workers is 0" in capsys.readouterr().err
+
+
+def test_the_record_checked_in_is_what_the_page_reads():
+    results = json.loads((Path(__file__).parents[2] / "results" / "bumps" / "results.json").read_text())
+    assert results["scale"] == "cpu" and len(results["seeds"]) >= 3
+    assert claims(results) == results["claims"]

@@ -5,8 +5,9 @@ is below a tenth of a blank image's, the measure of success that Plan B uses too
 of failing ones.
 """
 
+import math
 from collections.abc import Mapping, Sequence
-from statistics import fmean
+from statistics import fmean, median
 from typing import Any
 
 import numpy as np
@@ -31,7 +32,7 @@ def claims(results: Results) -> list[dict[str, Any]]:
         _factorization_falls(solved),
         _tokens(results["tokens"]),
         _controls(results["penalty"]),
-        _exponents(results["exponents"]),
+        _exponents(results["exponents"], results["thresholds"]),
     ]
 
 
@@ -109,14 +110,21 @@ def _ood(row: Mapping[str, Any], penalised: bool) -> float:
     return fmean(each["ood"] for each in row["outcomes"] if each["penalised"] == penalised)
 
 
-def _exponents(exponents: Mapping[str, Any]) -> dict[str, Any]:
+def _exponents(exponents: Mapping[str, Any], thresholds: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     text = "Plan B: with stripes the number of bumps grows with a smaller exponent of N, intervals apart"
     if not {"stripes", "anywhere"} <= exponents.keys():
         return _claim(text, None, "not tried" if not exponents else "one of them cannot be fitted")
     stripes, bumps = exponents["stripes"], exponents["anywhere"]
-    return _claim(
-        text, stripes["high"] < bumps["low"], f"{_interval(stripes)} against {_interval(bumps)} for bumps alone"
-    )
+    medians = " against ".join(_medians(thresholds, way) for way in ("stripes", "anywhere"))
+    evidence = f"{_interval(stripes)} against {_interval(bumps)} for bumps alone; medians by N: {medians}"
+    return _claim(text, stripes["high"] < bumps["low"], evidence)
+
+
+def _medians(thresholds: Sequence[Mapping[str, Any]], way: str) -> str:
+    """From the smallest N to the largest; a seed that never succeeds counts as more than all."""
+    rows = sorted((row for row in thresholds if row["way"] == way), key=lambda row: row["size"])
+    middle = (median([needed or math.inf for needed in row["needed"]]) for row in rows)
+    return ", ".join(f"{bumps:.0f}" for bumps in middle)
 
 
 def _interval(fit: Mapping[str, float]) -> str:

@@ -11,7 +11,7 @@ from compgen_fast.studies.bumps.failure import SIZE
 from compgen_fast.studies.bumps.fitting import Fit, draws, optimise, squared
 from compgen_fast.studies.bumps.sheet import Sheet, open_sheet
 
-MODELS, STEPS, ROUNDS = 24, 12, 5
+MODELS, STEPS, ROUNDS = 8, 24, 7
 
 
 def speedup(models: int = MODELS) -> dict[str, Any]:
