@@ -343,7 +343,7 @@ _CORE = "Core: held-out positions more than 2σ from any known one. Errors are m
 
 
 def _note(text: str) -> str:
-    return f"<p class=note>{html.escape(text)}</p>"
+    return f"<p class=note>{html.escape(text)}</p>" if text else ""
 
 
 def _middle(entries: Sequence[Entry], kind: str) -> int | None:
@@ -607,6 +607,20 @@ def _scaling(results: Results) -> str:
         + _figure(chart)
         + table(bumps_table(results), "bumps")
         + table(exponents_table(results), "exponents")
+        + _note(_overlap(results))
+    )
+
+
+def _overlap(results: Results) -> str:
+    """Why the intervals of the exponents do not lie apart, where they do not."""
+    fits = results["exponents"]
+    if not {"stripes", "anywhere"} <= fits.keys() or fits["stripes"]["high"] < fits["anywhere"]["low"]:
+        return ""
+    needed = [bumps for entry in results["thresholds"] if entry["way"] == "stripes" for bumps in entry["needed"]]
+    single = sum(bumps == 1 for bumps in needed)
+    return (
+        f"The intervals overlap. With stripes {single} of {len(needed)} runs need a single bump: there is hardly any "
+        "growth to fit, and the other runs make the interval wide."
     )
 
 

@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 from rich.console import Console
 
-from compgen_fast.report import bumps_plots
+from compgen_fast.report import bumps, bumps_plots
 from compgen_fast.report.bumps import (
     bumps_table,
     exponents_table,
@@ -256,6 +256,14 @@ def test_the_finding_does_not_compare_sizes_where_one_way_never_succeeds() -> No
         if entry["way"] == "stripes" or entry["size"] > 32:
             entry["needed"] = [None] if entry["size"] > 28 else entry["needed"]
     assert finding(study).startswith("At N = 28, 28 bumps")
+
+
+def test_the_page_says_why_intervals_overlap_and_only_then() -> None:
+    study = results()
+    assert bumps._overlap(study) == ""
+    study["exponents"]["stripes"]["high"] = study["exponents"]["anywhere"]["low"] + 0.1
+    study["thresholds"][1]["needed"] = [1, 1, 16]
+    assert "2 of 15 runs need a single bump" in bumps._overlap(study)
 
 
 def test_tables_fit_a_terminal() -> None:
