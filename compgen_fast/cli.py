@@ -335,7 +335,7 @@ class BumpStudy:
     part: Literal["all", "failure", "geometry", "plan-a", "plan-b"] = "all"
     """Naive decoders; the geometry of their layers; remedies by architecture and penalty; by data."""
     scale: Literal["quick", "cpu"] = "quick"
-    """quick: under a minute, to see it run; cpu: three seeds, about an hour on two cores."""
+    """quick: one seed, a minute or two; cpu: three seeds, about an hour on two cores."""
     out: Path | None = None
     """The folder to write; runs/bumps-SCALE if not given. Parts share what they trained there."""
     workers: int | None = None
