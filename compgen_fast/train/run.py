@@ -14,7 +14,7 @@ from compgen_fast.train.launch import placed
 from compgen_fast.train.loop import SHARED_FAILURES, Trainer
 from compgen_fast.train.memory import keep_freed_memory
 from compgen_fast.train.profiling import profile_steps, tables
-from compgen_fast.train.ranks import joined
+from compgen_fast.train.ranks import Ranks, joined, leave
 
 FAILED = 1
 
@@ -27,16 +27,23 @@ def run(config: TrainConfig, resume: bool) -> int:
     keep_freed_memory()
     with joined(config.device) as ranks:
         folder.claim(config, resume, ranks)
-        try:
-            with Trainer(config, ranks) as trainer:
-                if resume:
-                    trainer.resume()
-                trainer.train()
-                write_report(trainer)
-        except SHARED_FAILURES as failure:
-            if ranks.first:
-                print(f"compgen: {failure}", file=sys.stderr)
-            return FAILED
+        code = _trained(config, resume, ranks)
+        if ranks.size > 1:
+            leave(ranks, code)
+    return code
+
+
+def _trained(config: TrainConfig, resume: bool, ranks: Ranks) -> int:
+    try:
+        with Trainer(config, ranks) as trainer:
+            if resume:
+                trainer.resume()
+            trainer.train()
+            write_report(trainer)
+    except SHARED_FAILURES as failure:
+        if ranks.first:
+            print(f"compgen: {failure}", file=sys.stderr)
+        return FAILED
     return 0
 
 
