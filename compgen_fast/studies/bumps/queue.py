@@ -6,11 +6,12 @@ is there with the same settings is not run again.
 
 import json
 import os
+import signal
 import time
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict
-from multiprocessing import get_context
+from multiprocessing import active_children, get_context
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +43,8 @@ def run(jobs: Sequence[Job], out: Path, workers: int, console: Console) -> None:
                     progress.update(task, advance=1, description=running[future].name)
             except BaseException:
                 pool.shutdown(wait=False, cancel_futures=True)
+                for worker in active_children():  # or an interrupted study would wait for its jobs, minutes each
+                    worker.terminate()
                 raise
 
 
@@ -78,6 +81,7 @@ def done(job: Job, out: Path) -> bool:
 
 
 def _alone() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # ctrl-C reaches all of them; the parent ends its workers
     torch.set_num_threads(1)
     keep_freed_memory()
 
