@@ -1,8 +1,8 @@
 """The jobs of each scale.
 
-Lengths, rates and decays were tried at N = 20, 24 and 44 with seeds from 100 up. Not all of it is blind: first trials of
-naive decoders and of stripes were at N = 28 with seeds 0 to 2, and white was added to Plan B after its stripes alone had
-failed at N = 48 on the study's own seeds. docs/bumps.md tells it.
+Lengths, rates and decays were tried at N = 20, 24 and 44 with seeds from 100 up. Not all of it is blind: first trials
+of naive decoders and of stripes were at N = 28 with seeds 0 to 2, and white was added to Plan B after its stripes alone
+had failed at N = 48 on the study's own seeds. docs/bumps.md tells it.
 """
 
 from dataclasses import dataclass
