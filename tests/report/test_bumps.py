@@ -15,16 +15,14 @@ from numpy.typing import NDArray
 from rich.console import Console
 
 from compgen_fast.report import bumps, bumps_plots
-from compgen_fast.report.bumps import (
+from compgen_fast.report.bumps import read_results, tables, write
+from compgen_fast.report.bumps_numbers import (
     bumps_table,
     exponents_table,
     failure_table,
     finding,
     penalty_table,
-    read_results,
-    tables,
     tokens_table,
-    write,
 )
 from compgen_fast.report.page import NOTHING, PAGE, PICTURE, Grid
 from compgen_fast.studies.bumps import plan_b

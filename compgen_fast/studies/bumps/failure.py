@@ -20,7 +20,7 @@ Found = tuple[dict[str, Any], dict[str, NDArray[Any]]]
 """What a job leaves: numbers for results.json, and arrays for the page."""
 
 SIZE = 28
-DECODERS: dict[str, Callable[[Sequence[int], int, int, int], Decoder]] = {"mlp": mlp, "cnn": cnn}
+DECODERS: dict[str, Callable[..., Decoder]] = {"mlp": mlp, "cnn": cnn}
 SIGMAS_AWAY = 2  # from any known position, along x or y: there a bump has nothing to lean on
 TUNED = 2  # neurons of a layer whose tuning curves are kept: those that vary most
 
@@ -35,6 +35,8 @@ class Naive:
     encoding: Encoding
     seeds: tuple[int, ...]
     fit: Fit
+    channels: int = 16
+    """Of a cnn."""
 
     @property
     def name(self) -> str:
@@ -42,7 +44,8 @@ class Naive:
 
     def run(self) -> Found:
         sheet = open_sheet(SIZE, self.encoding)
-        decoder = DECODERS[self.decoder](self.seeds, sheet.codes.shape[1], SIZE, self.depth)
+        wider = {"channels": self.channels} if self.decoder == "cnn" else {}
+        decoder = DECODERS[self.decoder](self.seeds, sheet.codes.shape[1], SIZE, self.depth, **wider)
         rows = draws([[sheet.known]] * len(self.seeds), self.seeds, self.fit)
         optimise(decoder, squared(decoder, sheet.codes, sheet.images), rows, self.fit)
         found = errors(decoder, sheet, len(self.seeds))
