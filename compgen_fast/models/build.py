@@ -7,6 +7,7 @@ from torch import nn
 from compgen_fast.models.additive_decoder import AdditiveDecoder
 from compgen_fast.models.broadcast_decoder import SpatialBroadcastDecoder
 from compgen_fast.models.config import (
+    ConvVAEConfig,
     DecoderConfig,
     EncoderConfig,
     LossConfig,
@@ -14,6 +15,8 @@ from compgen_fast.models.config import (
     ReplayConfig,
     SlotVAEConfig,
     SupervisedConfig,
+    TokenizerConfig,
+    VQVAEConfig,
 )
 from compgen_fast.models.cross_attention_decoder import CrossAttentionDecoder
 from compgen_fast.models.frame_decoder import AdditiveFrameDecoder, FrameDecoder, check_frequencies
@@ -22,6 +25,7 @@ from compgen_fast.models.replay import Replay
 from compgen_fast.models.slot_encoder import SlotEncoder, check_encoder
 from compgen_fast.models.slot_vae import SlotVAE
 from compgen_fast.models.supervised import SupervisedEncoder
+from compgen_fast.models.tokenizer import VQVAE, ConvVAE, check_tokenizer
 from compgen_fast.ops.arguments import MOST_SLOTS
 from compgen_fast.worlds.source import Factor
 
@@ -37,6 +41,10 @@ def build(config: ModelConfig, factors: Sequence[Factor] = ()) -> nn.Module:
         return Replay(config, SlotVAE(config.vae, _encoder(config.vae), build_decoder(config.vae)))
     if isinstance(config, SupervisedConfig):
         return SupervisedEncoder(config, _encoder(config), factors)
+    if isinstance(config, ConvVAEConfig):
+        return ConvVAE(config)
+    if isinstance(config, VQVAEConfig):
+        return VQVAE(config)
     return SlotVAE(config, _encoder(config), build_decoder(config))
 
 
@@ -86,6 +94,9 @@ def check(config: ModelConfig) -> None:
         _at_least_one(bank=config.bank)
         if config.jitter < 0 or config.seen < 0:
             raise ValueError(f"jitter is {config.jitter} and seen {config.seen}; expected 0 or more")
+        return
+    if isinstance(config, TokenizerConfig):
+        check_tokenizer(config)
         return
     if not 1 <= config.slots <= MOST_SLOTS:
         raise ValueError(f"slots is {config.slots}; expected 1 to {MOST_SLOTS}")

@@ -118,7 +118,8 @@ def _summarise(model: Any, image_size: int, batch: int) -> Summary:
         encoded, encoder = _counted(lambda: model.encode(images, draws))
         decoder = None
         if hasattr(model, "decode"):
-            _, decoder = _counted(lambda: model.decode(encoded[0]))
+            latents = encoded[0] if isinstance(encoded, tuple) else encoded
+            _, decoder = _counted(lambda: model.decode(latents))
     return Summary(
         parts=tuple(_part(name, child) for name, child in model.named_children()),
         stages=(Stage("images", tuple(images.shape)), *stages),

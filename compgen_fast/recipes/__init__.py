@@ -5,6 +5,7 @@ from collections.abc import Callable
 from compgen_fast.recipes.perception import frame_vae_cpu, perception_gpu, replay_cpu, supervised_scenes_cpu
 from compgen_fast.recipes.slot_vae import slot_vae_cpu, slot_vae_reference, slot_vae_small
 from compgen_fast.recipes.supervised import supervised_cpu
+from compgen_fast.recipes.tokenizers import vae_tokenizer_cpu, vae_tokenizer_gpu, vq_tokenizer_cpu, vq_tokenizer_gpu
 from compgen_fast.train.config import TrainConfig
 
 RECIPES: dict[str, Callable[[], TrainConfig]] = {
@@ -18,6 +19,10 @@ RECIPES: dict[str, Callable[[], TrainConfig]] = {
         replay_cpu,
         supervised_scenes_cpu,
         perception_gpu,
+        vae_tokenizer_cpu,
+        vq_tokenizer_cpu,
+        vae_tokenizer_gpu,
+        vq_tokenizer_gpu,
     )
 }
 
@@ -31,4 +36,8 @@ __all__ = [
     "slot_vae_small",
     "supervised_cpu",
     "supervised_scenes_cpu",
+    "vae_tokenizer_cpu",
+    "vae_tokenizer_gpu",
+    "vq_tokenizer_cpu",
+    "vq_tokenizer_gpu",
 ]

@@ -20,6 +20,7 @@ from torch.profiler import record_function
 
 from compgen_fast.draws import Draws
 from compgen_fast.models.build import build
+from compgen_fast.models.ends_steps import EndsSteps
 from compgen_fast.models.replay import Replay
 from compgen_fast.models.summary import training_flops
 from compgen_fast.stream import Batch, ShardStream
@@ -159,6 +160,8 @@ class Trainer:
         with record_function("optimiser"):
             self._take(means, batches)
             self.ema.update(self.model)
+            if isinstance(self.model, EndsSteps):
+                self.model.end_step(self.ranks.total)
         self.step += 1
         return means
 
