@@ -15,7 +15,7 @@ from compgen_fast.generate.config import ConditioningConfig
 from compgen_fast.models.supervised import span
 from compgen_fast.worlds.source import Factor
 
-STD = 0.02
+STD = 0.5  # of what one factor says at first: trunks learn slowly from weak conditions
 
 
 class Conditioning(nn.Module):

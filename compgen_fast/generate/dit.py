@@ -36,10 +36,12 @@ class DiT(Generator):
         return Corrupted(tokens, condition + self.time(t), every, self.tokens, latents - noise)
 
     def score(self, output: Tensor, seen: Corrupted, draws: Draws) -> Tensor:
-        return (in_full(self.to_velocity(output)) - seen.target).square().mean()
+        error: Tensor = in_full(self.to_velocity(output)) - seen.target
+        return error.square().mean()
 
     def whole(self, condition: Tensor) -> Tensor:
-        return condition + self.time(condition.new_ones(1))
+        told: Tensor = condition + self.time(condition.new_ones(1))
+        return told
 
     @torch.no_grad()
     def sample(

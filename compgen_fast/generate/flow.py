@@ -1,6 +1,6 @@
 """Flow matching: from noise at t = 0 to data at t = 1 along straight lines.
 
-    x_t = (1 − t) · noise + t · x        velocity v = x − noise        dx = v(x_t, t) dt
+x_t = (1 − t) · noise + t · x        velocity v = x − noise        dx = v(x_t, t) dt
 """
 
 import math

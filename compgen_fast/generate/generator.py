@@ -8,7 +8,7 @@ counts the same in every image. Generators never see images: latents come from a
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -121,7 +121,7 @@ class Generator(nn.Module, ABC):
         Args:
             latents: continuous tokens [B, T, C] of unit variance, or codes int64 [B, T].
             factors: by name, int64 [B] (index into the factor's values) or float [B].
-            step: how far training is; JEPA's target follows once a step.
+            step: not used; models with warm-ups take it here.
             draws: source of all random numbers.
 
         Returns:
@@ -129,14 +129,12 @@ class Generator(nn.Module, ABC):
             scored, of the number that is expected), and with JEPA ``jepa`` and ``jepa/7``, … by layer.
         """
         self.check(latents)
-        if self.jepa is not None and self.training:
-            self.jepa.follow(self.embedding, self.trunk, step)
         condition = self.conditioning(factors, draws if self.training else None)
         seen = self.corrupt(latents, condition, draws)
         layers = () if self.jepa is None else self.jepa.layers
         output, kept = self.trunk(seen.tokens, seen.condition, causal=self.causal, keep=layers)
         own = self.score(output, seen, draws)
-        scored = own.new_tensor(len(seen.places) / (len(latents) * seen.expected))
+        scored = seen.hidden.sum() / (len(latents) * seen.expected)
         named = {self.measure: own.detach(), "scored": scored}
         if self.jepa is None:
             return {"loss": own} | named
@@ -148,6 +146,14 @@ class Generator(nn.Module, ABC):
         jepa = torch.stack([*errors.values()]).sum()
         named |= {"jepa": jepa.detach()} | {f"jepa/{layer}": error.detach() for layer, error in errors.items()}
         return {"loss": own + self.jepa.weight * jepa} | named
+
+    def end_step(self, total: Callable[[Tensor], Tensor]) -> None:
+        """JEPA's target follows the weights that a step has left: trainers call this after it (`EndsSteps`).
+
+        ``total`` sums over ranks, and is not used: all ranks have the same weights.
+        """
+        if self.jepa is not None:
+            self.jepa.follow(self.embedding, self.trunk)
 
     def guide(self, factors: Mapping[str, Tensor], guidance: float) -> "Guide":
         """Conditions to sample under."""

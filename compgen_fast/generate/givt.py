@@ -51,7 +51,9 @@ class Mixture(NamedTuple):
 
     def repeated(self, count: int) -> "Mixture":
         """Each mixture so many times, [B, …, count]."""
-        return Mixture(*(x.unsqueeze(dim).repeat_interleave(count, dim) for x, dim in zip(self, (-2, -3, -3))))
+        return Mixture(
+            *(x.unsqueeze(dim).repeat_interleave(count, dim) for x, dim in zip(self, (-2, -3, -3), strict=True))
+        )
 
 
 class MixtureHead(nn.Module):
@@ -63,7 +65,7 @@ class MixtureHead(nn.Module):
         self.to_mixture = nn.Linear(width, components * (1 + 2 * channels))
         nn.init.trunc_normal_(self.to_mixture.weight, std=STD)
 
-    def forward(self, output: Tensor, temperature: float = 1.0) -> Mixture:
+    def mixture(self, output: Tensor, temperature: float = 1.0) -> Mixture:
         logits, means, deviations = (
             in_full(self.to_mixture(output)).unflatten(-1, self.sizes).split([1, *[self.sizes[1] // 2] * 2], -1)
         )
@@ -76,8 +78,8 @@ class MixtureHead(nn.Module):
         by (told / untold)^(g − 1).
         """
         if guide.guidance == 1:
-            return self(output, temperature).draw(draws)
-        told, untold = (self(each, temperature).repeated(CANDIDATES) for each in output.chunk(2))
+            return self.mixture(output, temperature).draw(draws)
+        told, untold = (self.mixture(each, temperature).repeated(CANDIDATES) for each in output.chunk(2))
         candidates = told.draw(draws)
         weights = (guide.guidance - 1) * (told.log_density(candidates) - untold.log_density(candidates))
         which = (weights + gumbel(weights, draws)).argmax(-1)[..., None, None]
@@ -147,5 +149,5 @@ class CausalGIVT(Generator):
 
 def nll(head: MixtureHead, output: Tensor, seen: Corrupted) -> Tensor:
     """In nats per number, of the scored tokens."""
-    density = head(seen.scored(output)).log_density(seen.scored(seen.target))
+    density = head.mixture(seen.scored(output)).log_density(seen.scored(seen.target))
     return -seen.mean(density) / seen.target.shape[-1]

@@ -37,25 +37,19 @@ class Jepa(nn.Module):
         self.target_embedding.requires_grad_(False)
         self.target_trunk.requires_grad_(False)
         self.predictors = nn.ModuleDict({str(layer): Predictor(trunk.side**2, trunk.width) for layer in config.layers})
-        self._followed: int | None = None
+        self.register_buffer("steps", torch.zeros((), dtype=torch.int64))  # that the target has followed
 
-    def follow(self, embedding: nn.Module, trunk: Trunk, step: int) -> None:
-        """Moves the target towards the weights that the previous step left, once a step, however often it is called.
-
-        At the start of a step, since trainers call nothing at its end. A run that goes on from a checkpoint thus does
-        what it would have done.
-        """
-        if step == self._followed:
-            return
-        self._followed = step
-        pairs = ((self.target_embedding, embedding), (self.target_trunk, trunk))
-        for target, source in pairs:
-            targets, sources = [*target.parameters()], [p.detach() for p in source.parameters()]
-            with torch.no_grad():
-                torch._foreach_lerp_(targets, sources, 1 - self.rate(step))
+    @torch.no_grad()
+    def follow(self, embedding: nn.Module, trunk: Trunk) -> None:
+        """Moves the target towards these weights, which a step has left."""
+        steps = self.get_buffer("steps")
+        sources: list[Tensor] = [*embedding.parameters(), *trunk.parameters()]
+        targets: list[Tensor] = [*self.target_embedding.parameters(), *self.target_trunk.parameters()]
+        torch._foreach_lerp_(targets, sources, 1 - self.rate(int(steps)))
+        steps += 1
 
     def rate(self, step: int) -> float:
-        """Share of its weights that the target keeps."""
+        """Share of its weights that the target keeps in a step, counted from 0."""
         done = min(1.0, step / self.config.rate_steps)
         return self.config.rate + (1 - self.config.rate) * done
 
@@ -71,7 +65,8 @@ class Jepa(nn.Module):
         at = states.flatten(0, 1).index_select(0, places)
         predicted = self.predictors[str(layer)](at, places % tokens, condition.index_select(0, places // tokens))
         wanted = target.flatten(0, 1).index_select(0, places)
-        return (predicted.to(wanted.dtype) - wanted).square().mean(-1)
+        errors: Tensor = (predicted.to(wanted.dtype) - wanted).square().mean(-1)
+        return errors
 
 
 class Predictor(nn.Module):

@@ -45,7 +45,7 @@ class MaskedTokens(Generator):
         factors: Mapping[str, Tensor],
         *,
         draws: Draws = UNSEEDED,
-        steps: int = 12,
+        steps: int = 8,
         guidance: float = 1.0,
         temperature: float = 1.0,
         heads: Tensor | None = None,

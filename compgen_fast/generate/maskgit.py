@@ -21,11 +21,12 @@ class MaskGIT(Generator):
     measure = "cross_entropy"
 
     def __init__(self, config: MaskGITConfig, factors: Sequence[Factor]) -> None:
-        super().__init__(config, factors, nn.Embedding(config.codes + 1, config.trunk.width))
+        embedding = nn.Embedding(config.codes + 1, config.trunk.width)
+        nn.init.trunc_normal_(embedding.weight, std=STD)
+        super().__init__(config, factors, embedding)
         self.config = config
         self.to_logits = nn.Linear(config.trunk.width, config.codes)
-        for weight in (self.embedding.weight, self.to_logits.weight):
-            nn.init.trunc_normal_(weight, std=STD)
+        nn.init.trunc_normal_(self.to_logits.weight, std=STD)
         nn.init.zeros_(self.to_logits.bias)
 
     def check(self, latents: Tensor) -> None:
@@ -51,7 +52,7 @@ class MaskGIT(Generator):
         factors: Mapping[str, Tensor],
         *,
         draws: Draws = UNSEEDED,
-        steps: int = 12,
+        steps: int = 8,
         guidance: float = 1.0,
         temperature: float = 4.5,
         heads: Tensor | None = None,

@@ -98,8 +98,8 @@ class Trunk(nn.Module):
 
     def modulations(self, condition: Tensor) -> tuple[Tensor, ...]:
         """Six of each layer, then shift and scale of the last norm; [B, 1, W] each."""
-        parts: Tensor = self.modulation(F.silu(condition))
-        return parts.unflatten(1, (-1, 1, self.width)).unbind(1)
+        parts: tuple[Tensor, ...] = self.modulation(F.silu(condition)).unflatten(1, (-1, 1, self.width)).unbind(1)
+        return parts
 
     def _run(
         self,
@@ -158,15 +158,17 @@ class Block(nn.Module):
 class Reader:
     """Takes a sequence token by token, and keeps keys and values of those it has seen, so that each costs one token.
 
-    What it returns is what a causal `Trunk` would.
+    What it returns is what a causal `Trunk` would, without gradient.
     """
 
+    @torch.no_grad()
     def __init__(self, trunk: Trunk, condition: Tensor, heads: Tensor | None) -> None:
         self.trunk, self.heads, self.seen = trunk, heads, 0
         self.modulations, self.positions = trunk.modulations(condition), trunk.positions()
         shape = (2, trunk.layers, len(condition), trunk.heads, trunk.side**2, trunk.width // trunk.heads)
         self.keys, self.values = condition.new_empty(shape)
 
+    @torch.no_grad()
     def __call__(self, token: Tensor) -> Tensor:
         """The next token's output [B, W], of the token [B, W]."""
         x = (token + self.positions[self.seen]).unsqueeze(1)
