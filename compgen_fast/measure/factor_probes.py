@@ -23,6 +23,7 @@ Values = Mapping[str, Tensor | NDArray[np.int64] | NDArray[np.float32]]
 
 BATCH = 64
 RATE = 2e-3
+BLUR, NOISE = 0.5, 12.0  # at most: the share of a 3×3 mean, and a deviation in steps of colour
 HELD = 5  # every fifth image of a source judges what the others taught
 SCORED_AT_ONCE = 500
 
@@ -186,6 +187,20 @@ def _check_all_compositions(sides: Tensor, factors: Sequence[str]) -> None:
         )
 
 
+def _worn(images: Tensor, generator: torch.Generator) -> Tensor:
+    """Images as a decoder may give them back: each a little blurred, and with a little noise, more or less.
+
+    Probes that have seen only perfect edges take a triangle with soft ones for a disc.
+    """
+    share, amount = torch.rand(2, len(images), 1, 1, 1, generator=generator) * torch.tensor([BLUR, NOISE]).view(
+        2, 1, 1, 1, 1
+    )
+    pixels = images.movedim(-1, 1).float()
+    pixels = pixels.lerp(F.avg_pool2d(F.pad(pixels, (1, 1, 1, 1), "replicate"), 3, 1), share)
+    pixels += amount * torch.randn(pixels.shape, generator=generator)
+    return pixels.clamp(0, 255).round().to(torch.uint8).movedim(1, -1)
+
+
 def _teach(probes: FactorProbes, images: Tensor, sides: Tensor, steps: int, seed: int) -> None:
     """By Adam on binary cross-entropy; the rate falls to 0, along a cosine."""
     generator = torch.Generator().manual_seed(seed)
@@ -197,7 +212,7 @@ def _teach(probes: FactorProbes, images: Tensor, sides: Tensor, steps: int, seed
     for _ in range(steps):
         rows = torch.randint(len(images), (BATCH,), generator=generator)
         optimiser.zero_grad()
-        F.binary_cross_entropy_with_logits(probes(images[rows]), sides[rows]).backward()
+        F.binary_cross_entropy_with_logits(probes(_worn(images[rows], generator)), sides[rows]).backward()
         optimiser.step()
         schedule.step()
     probes.eval().requires_grad_(False)

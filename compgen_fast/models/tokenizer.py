@@ -27,6 +27,7 @@ from compgen_fast.models.slot_vae import UNSEEDED, as_bytes, in_full, scaled, wa
 PATCHES = (2, 4, 8, 16, 32)
 MOMENTS_KEPT = 0.99  # of the latents' mean and variance, from one step to the next
 LEAST_DEVIATION = 1e-4
+APART = 1e-3  # of the latents' deviation
 
 
 class Tokenizer(nn.Module, ABC):
@@ -165,8 +166,8 @@ class VQVAE(Tokenizer):
     the same; latents that are not exactly codes are decoded as the codes next to them.
 
     A code follows the moving average of what the encoder puts next to it. One that nothing was next to for more than
-    ``revive_after`` steps is dead, and is put on an encoder output drawn from the whole batch. All codes begin as if
-    dead, so the first step spreads them over the data.
+    ``revive_after`` steps is dead, and is put on an encoder output drawn from the whole batch, if no code is there. All
+    codes begin as if dead, so the first steps spread them over the data.
     """
 
     config: VQVAEConfig
@@ -269,18 +270,32 @@ class VQVAE(Tokenizer):
         self.sums.lerp_(sums, new)
         self.codebook.copy_(torch.where(used > 0, self.sums / self.counts, self.codebook))
         self.idle.add_(1).mul_(used == 0)
-        dead = self.idle > self.config.revive_after
-        for buffer, revived in (
+        revived = self._revived(elsewhere)
+        for buffer, value in (
             (self.codebook, elsewhere),
             (self.counts, new),
             (self.sums, new * elsewhere),
             (self.idle, 0),
         ):
-            buffer.copy_(torch.where(dead, revived, buffer))
+            buffer.copy_(torch.where(revived, value, buffer))
         shares = self._shares()
         mean = (shares * self.codebook).sum(0)
         self._keep_scale(mean, (shares * (self.codebook - mean).square()).sum(0))
         self.tally.zero_()
+
+    def _revived(self, elsewhere: Tensor) -> Tensor:
+        """Which codes are dead and go elsewhere [K, C] now, bool [K, 1]: not where a code is already, or goes before
+        them. Most outputs show the same background, and of two equal codes rounding would choose.
+        """
+        dead = self.idle > self.config.revive_after
+        places = torch.where(dead, elsewhere, self.codebook)
+        close = torch.cdist(places, places, compute_mode="donot_use_mm_for_euclid_dist") < self._apart()
+        taken = close & (~dead.T | close.new_ones(close.shape).tril(-1))
+        return dead & ~taken.fill_diagonal_(False).any(1, keepdim=True)
+
+    def _apart(self) -> Tensor:
+        """How far a revived code must be from all others."""
+        return APART * self.latent_deviation.square().sum().sqrt()
 
 
 def squared_error(colours: Tensor, images: Tensor) -> Tensor:
