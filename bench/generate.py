@@ -1,6 +1,5 @@
-"""The suite `generate`: a training step of each generator beside the same step written straightforwardly.
-
-Latents are there already: that a tokenizer need not run in every step is a gain of its own, and not counted here.
+"""The suite `generate`: a training step of each generator beside the same step written straightforwardly, once on
+latents that are there already, and once from images, which a tokenizer encodes in every step.
 """
 
 from dataclasses import replace

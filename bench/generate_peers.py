@@ -1,8 +1,9 @@
 """A generator's training step, ours and as one would write it first, for the suite `generate`.
 
 The straightforward version has projections of its own for q, k and v, attention by hand, a modulation for each layer,
-and scores every token before those that were seen are left out. It reads the same parameters in pieces, which costs it
-one copy of their gradients, below 1 % of a step.
+and scores every token before those that were seen are left out. A second one also encodes its images in every step,
+where ours reads latents that were encoded once. Both read our parameters in pieces, which costs them one copy of the
+gradients, below 1 % of a step.
 """
 
 from collections.abc import Mapping
@@ -21,6 +22,8 @@ from compgen_fast.generate.build import build
 from compgen_fast.generate.config import DiTConfig, GIVTConfig, MARConfig, MaskGITConfig, ObjectiveConfig
 from compgen_fast.generate.generator import Corrupted, Generator
 from compgen_fast.generate.trunk import EPS, PARTS
+from compgen_fast.models.config import ConvVAEConfig, VQVAEConfig
+from compgen_fast.models.tokenizer import VQVAE, ConvVAE
 from compgen_fast.worlds.source import Factor
 
 FACTORS = (Factor("shape"), Factor("colour"), Factor("size"), Factor("x", low=-0.45, high=0.45))
@@ -48,11 +51,18 @@ class StepSize:
                 parameter.add_(AWAKE * torch.randn_like(parameter))
         return model
 
-    def latents(self) -> Tensor:
-        shape, generator = (self.batch, self.config.side**2), torch.Generator().manual_seed(0)
-        if isinstance(self.config, MaskGITConfig):
-            return torch.randint(0, self.config.codes, shape, generator=generator)
-        return torch.randn(*shape, self.config.channels, generator=generator)
+    def tokenizer(self) -> ConvVAE | VQVAE:
+        """A new one of the CPU recipes' width, 8 pixels to a token."""
+        torch.manual_seed(0)
+        config, size = self.config, 8 * self.config.side
+        if isinstance(config, MaskGITConfig):
+            return VQVAE(VQVAEConfig(size, width=48, codes=config.codes)).eval()
+        return ConvVAE(ConvVAEConfig(size, width=48, channels=config.channels)).eval()
+
+    def images(self) -> Tensor:
+        """Noise, uint8 [batch, H, W, 3]."""
+        size, generator = 8 * self.config.side, torch.Generator().manual_seed(0)
+        return torch.randint(0, 256, (self.batch, size, size, 3), dtype=torch.uint8, generator=generator)
 
     def factors(self) -> dict[str, Tensor]:
         generator = torch.Generator().manual_seed(1)
@@ -60,9 +70,9 @@ class StepSize:
 
 
 def case(size: StepSize, device: str) -> Case:
-    """The step by us and in eager torch."""
-    model, latents = size.build().to(device), size.latents().to(device)
-    factors = {name: value.to(device) for name, value in size.factors().items()}
+    """The step by us, in eager torch, and in eager torch from images."""
+    model, tokenizer, images = size.build().to(device), size.tokenizer().to(device), size.images().to(device)
+    factors, latents = {name: value.to(device) for name, value in size.factors().items()}, encoded(tokenizer, images)
     straightforward = partial(step, EagerGenerator(model), latents, factors)
     return Case(
         suite="generate",
@@ -71,9 +81,24 @@ def case(size: StepSize, device: str) -> Case:
         outputs=("loss",),
         oracle=straightforward,
         ours=Contender("ours", partial(step, Ours(model), latents, factors), backend="torch"),
-        peers=(Contender("eager", straightforward),),
+        peers=(
+            Contender("eager", straightforward),
+            Contender("eager, encoding", partial(from_images, EagerGenerator(model), tokenizer, images, factors)),
+        ),
         device=device,
     )
+
+
+@torch.no_grad()
+def encoded(tokenizer: ConvVAE | VQVAE, images: Tensor) -> Tensor:
+    return tokenizer.codes(images) if isinstance(tokenizer, VQVAE) else tokenizer.encode(images)
+
+
+def from_images(
+    of: "Ours", tokenizer: ConvVAE | VQVAE, images: Tensor, factors: Mapping[str, Tensor], *parameters: Tensor
+) -> Outputs:
+    """The loss of images."""
+    return step(of, encoded(tokenizer, images), factors, *parameters)
 
 
 def step(of: "Ours", latents: Tensor, factors: Mapping[str, Tensor], *parameters: Tensor) -> Outputs:

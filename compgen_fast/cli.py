@@ -37,7 +37,7 @@ class Env:
 class Bench:
     """Time our code against its peers, interleaved, after checking that they agree."""
 
-    suite: tyro.conf.Positional[Literal["slots", "jets", "stream", "train", "search", "bumps"]]
+    suite: tyro.conf.Positional[Literal["slots", "jets", "stream", "train", "search", "bumps", "generate"]]
     """What to time."""
     quick: bool = False
     """Few repetitions: a look, not a measurement."""

@@ -56,7 +56,7 @@ class JepaConfig:
 class GeneratorConfig:
     """What all objectives share."""
 
-    side: int = 8
+    side: int = 4
     """Tokens along a side of the grid."""
     trunk: TrunkConfig = field(default_factory=TrunkConfig)
     conditioning: ConditioningConfig = field(default_factory=ConditioningConfig)
@@ -67,7 +67,7 @@ class GeneratorConfig:
 class DiTConfig(GeneratorConfig):
     """Flow matching on all tokens at once, of a VAE or of a VQ-VAE's code vectors."""
 
-    channels: int = 4
+    channels: int = 8
     """Numbers of a token."""
 
 
@@ -84,7 +84,7 @@ class MaskGITConfig(GeneratorConfig):
 class MARConfig(GeneratorConfig):
     """Masked continuous tokens, each drawn by a small flow of its own."""
 
-    channels: int = 4
+    channels: int = 8
     """Numbers of a token."""
     head_width: int = 256
     """Of the MLP that is each token's flow."""
@@ -95,7 +95,7 @@ class MARConfig(GeneratorConfig):
 class GIVTConfig(GeneratorConfig):
     """Continuous tokens, each told by a mixture of Gaussians."""
 
-    channels: int = 4
+    channels: int = 8
     """Numbers of a token."""
     components: int = 8
     """Gaussians of a token's mixture."""

@@ -45,6 +45,18 @@ def test_the_loss_is_finite_and_reaches_every_parameter(kind: str) -> None:
 
 
 @every_kind
+def test_bf16_serves_matrix_products_and_leaves_the_loss_in_full(kind: str) -> None:
+    model, x, y = generator(kind).float(), latents(kind), labels()
+    x = x.float() if x.is_floating_point() else x
+    expected = model(x, y, draws=Draws.at(0, 0))["loss"]
+    with torch.autocast("cpu", torch.bfloat16):
+        found = model(x, y, draws=Draws.at(0, 0))["loss"]
+        assert model.sample(y, draws=Draws.at(0, 0)).isfinite().all()
+    assert found.dtype == torch.float32
+    torch.testing.assert_close(found, expected, rtol=0.05, atol=0.05)
+
+
+@every_kind
 def test_the_same_draws_give_the_same_losses_and_others_give_others(kind: str) -> None:
     model, x, y = generator(kind), latents(kind), labels()
     once, again, other = (model(x, y, draws=Draws.at(0, step))["loss"] for step in (1, 1, 2))
