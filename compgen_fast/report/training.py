@@ -1,4 +1,5 @@
-"""The page of a training run: its curves, its settings, and for a slot VAE images beside what the model makes of them.
+"""The page of a training run: its curves, its settings, and for a slot VAE or a tokenizer images beside what the model
+makes of them.
 
 It reads what the run left (metrics.jsonl, config.json, the validation images it is handed) and writes report.html and
 report.png into the run's folder.
@@ -16,6 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from compgen_fast.models.slot_vae import SlotVAE
+from compgen_fast.models.tokenizer import Tokenizer
 from compgen_fast.report.page import PAGE, PICTURE, document, listed_pairs, paint, tinted
 from compgen_fast.train.metrics import Row, read
 
@@ -30,7 +32,7 @@ CURVES = ("loss", "validation_loss", "mse", "validation_mse", "penalty", "kl")
 def write(folder: Path, model: torch.nn.Module, images: Tensor) -> Path:
     """Draws the run in ``folder``; ``images`` uint8 [n, H, W, 3] are shown with their reconstructions."""
     rows = read(folder)
-    sheets = _sheets(model, images[:IMAGES]) if isinstance(model, SlotVAE) else {}
+    sheets = _sheets(model, images[:IMAGES]) if isinstance(model, SlotVAE | Tokenizer) else {}
     paint(partial(_draw, rows=rows, sheets=sheets), (14, 7), folder / PICTURE, dots_per_inch=90)
     settings = html.escape((folder / "config.json").read_text())
     last = [(name, f"{value:.6g}") for name, value in rows[-1].items() if isinstance(value, int | float)]
@@ -44,13 +46,13 @@ def write(folder: Path, model: torch.nn.Module, images: Tensor) -> Path:
 
 
 @torch.no_grad()
-def _sheets(model: SlotVAE, images: Tensor) -> dict[str, NDArray[np.uint8]]:
+def _sheets(model: SlotVAE | Tokenizer, images: Tensor) -> dict[str, NDArray[np.uint8]]:
     """Rows of pictures by title."""
-    mean, _ = model.encode(images)
-    sheets = {"images": images, "as decoded from their slots": model.reconstruct(images)}
+    parts = "tokens" if isinstance(model, Tokenizer) else "slots"
+    sheets = {"images": images, f"as decoded from their {parts}": model.reconstruct(images)}
     with_masks: Any = getattr(model.decoder, "decode_with_masks", None)
     if with_masks is not None:
-        _, masks = with_masks(mean)
+        _, masks = with_masks(model.encode(images)[0])
         shares = masks.float().unflatten(2, images.shape[1:3])
         sheets["which slot each pixel looks at"] = torch.from_numpy(tinted(shares.cpu().numpy()))
     return {title: np.concatenate([*sheet.cpu().numpy()], axis=1) for title, sheet in sheets.items()}

@@ -163,12 +163,12 @@ def test_a_code_without_use_is_put_on_an_output_of_the_batch() -> None:
     assert model.idle.max() == 0  # all codes began as if dead, and have found a place
     outputs = model._encoded(given).detach().flatten(0, 1)
     model.codebook[2] = 1e4
-    far = []
-    while not far or far[-1]:
-        model(given, draws=Draws.at(1, len(far)))
+    for step in range(100):
+        model(given, draws=Draws.at(1, step))
         model.end_step(alone)
-        far.append(bool(model.codebook[2].norm() > 1e3))
-    assert len(far) > VQ.revive_after and model.counts[2] > 0 and model.idle[2] == 0
+        if model.codebook[2].norm() < 1e3:
+            break
+    assert VQ.revive_after <= step < 50 and model.counts[2] > 0 and model.idle[2] == 0
     assert torch.cdist(model.codebook[2:3], outputs).min() < 1e-5
 
 
