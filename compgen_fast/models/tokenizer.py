@@ -27,7 +27,7 @@ from compgen_fast.models.slot_vae import UNSEEDED, as_bytes, in_full, scaled, wa
 PATCHES = (2, 4, 8, 16, 32)
 MOMENTS_KEPT = 0.99  # of the latents' mean and variance, from one step to the next
 LEAST_DEVIATION = 1e-4
-APART = 1e-3  # of the latents' deviation
+APART = 1e-2  # of the outputs' deviation: how far a revived code must be from all others
 
 
 class Tokenizer(nn.Module, ABC):
@@ -243,8 +243,8 @@ class VQVAE(Tokenizer):
     @torch.no_grad()
     def _nearest(self, z: Tensor) -> Tensor:
         """The code next to each of z [B, T, C]: int64 [B, T]."""
-        nearest: Tensor = torch.cdist(z.flatten(0, 1), self.codebook).argmin(1).unflatten(0, z.shape[:2])
-        return nearest
+        nearest: Tensor = distances(z.flatten(0, 1), self.codebook).argmin(1)
+        return nearest.view(z.shape[:2])
 
     def _shares(self) -> Tensor:
         """How often each code is used, [K, 1]; zeros before the first step."""
@@ -289,13 +289,15 @@ class VQVAE(Tokenizer):
         """
         dead = self.idle > self.config.revive_after
         places = torch.where(dead, elsewhere, self.codebook)
-        close = torch.cdist(places, places, compute_mode="donot_use_mm_for_euclid_dist") < self._apart()
+        apart = APART * elsewhere.var(0).sum().sqrt()
+        close = distances(places, places) <= apart
         taken = close & (~dead.T | close.new_ones(close.shape).tril(-1))
         return dead & ~taken.fill_diagonal_(False).any(1, keepdim=True)
 
-    def _apart(self) -> Tensor:
-        """How far a revived code must be from all others."""
-        return APART * self.latent_deviation.square().sum().sqrt()
+
+def distances(a: Tensor, b: Tensor) -> Tensor:
+    """[n, m] between a [n, C] and b [m, C]. Not by way of a·b, whose rounding would hide small ones."""
+    return torch.cdist(a, b, compute_mode="donot_use_mm_for_euclid_dist")
 
 
 def squared_error(colours: Tensor, images: Tensor) -> Tensor:
