@@ -55,7 +55,8 @@ def gaussian_frechet(mean: Tensor, covariance: Tensor, other_mean: Tensor, other
     root = vectors * values.clamp_min(0).sqrt() @ vectors.T
     shared = torch.linalg.eigvalsh(root @ other_covariance @ root).clamp_min(0).sqrt().sum()
     traces = covariance.trace() + other_covariance.trace()
-    return max(0.0, ((mean - other_mean).square().sum() + traces - 2 * shared).item())
+    squared = (mean - other_mean).square().sum() + traces - 2 * shared
+    return max(0.0, float(squared))
 
 
 @torch.no_grad()

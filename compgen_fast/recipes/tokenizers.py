@@ -1,7 +1,8 @@
 """Tokenizers for the generation study: on a CPU of 32×32 Shapes2D, on GPUs of larger images.
 
-They are trained on images of all compositions, without labels, also of those that generators never see: one trained on
-seen compositions alone draws small blue triangles as discs, and no generator could do better (docs/tokenizers.md).
+They are trained on images of all compositions, without labels, also of those that generators never see, so that what a
+generator gets wrong is its own doing. `--data.split composition` trains on seen compositions alone; unseen ones then
+come back less exactly (docs/tokenizers.md has both).
 """
 
 from dataclasses import replace

@@ -53,7 +53,8 @@ class Shapes2D(World):
         """One part. ``ood`` is ``level1`` (two factors high) and ``level2`` (all three) together, in either split."""
         self.check(split, part)
         self.refuse_pairs(seen_pairs)
-        codes = np.flatnonzero(_SHOWN.get(part, _HIGH <= (1 if split == "composition" else 3)))
+        most = 1 if split == "composition" else 3
+        codes = np.flatnonzero(_SHOWN.get(part, _HIGH <= most))
         return Part(self, split, part, part_size(self.name, part, size), _Draw(self, codes))
 
     def matrix(self, split: str, seen_pairs: int | None = None) -> Matrix:

@@ -107,8 +107,13 @@ def _two_values(source: Tabled, attribute: Attribute) -> tuple[Factor, NDArray[n
     return Factor(name, (str(low), str(high))), np.where(is_high, 1, np.where(is_low, 0, -1))
 
 
+def _values(factor: Factor, column: NDArray[np.int64] | NDArray[np.float32]) -> tuple[str | float, ...]:
+    """All values of a category, or those that a number takes."""
+    return tuple(np.unique(column).tolist()) if factor.values is None else factor.values
+
+
 def _its_two(source: str, factor: Factor, column: NDArray[np.int64] | NDArray[np.float32]) -> tuple[str | float, ...]:
-    values = factor.values or tuple(float(value) for value in np.unique(column))
+    values = _values(factor, column)
     if len(values) != 2:
         raise ValueError(
             f"compositions: {factor.name} takes {len(values)} values in {source} ({_listed(values)}); expected two: "
@@ -128,8 +133,8 @@ def _has(
     elif not isinstance(value, str):
         found = np.abs(column - value) <= _CLOSE * (factor.high - factor.low)
     if not found.any():
-        there = factor.values or tuple(float(value) for value in np.unique(column))
-        raise ValueError(f"compositions: no {factor.name} is {value!r} in {source}; it has {_listed(there)}")
+        there = _listed(_values(factor, column))
+        raise ValueError(f"compositions: no {factor.name} is {value!r} in {source}; it has {there}")
     return found
 
 
