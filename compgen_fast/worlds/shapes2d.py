@@ -54,7 +54,7 @@ class Shapes2D(World):
         self.check(split, part)
         self.refuse_pairs(seen_pairs)
         most = 1 if split == "composition" else 3
-        codes = np.flatnonzero(_SHOWN.get(part, _HIGH <= most))
+        codes = np.flatnonzero(_SHOWN.get(part, most >= _HIGH))
         return Part(self, split, part, part_size(self.name, part, size), _Draw(self, codes))
 
     def matrix(self, split: str, seen_pairs: int | None = None) -> Matrix:
