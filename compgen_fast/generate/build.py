@@ -45,6 +45,7 @@ def check(config: ObjectiveConfig) -> None:
             _at_least(1, channels=config.channels, head_width=config.head_width, head_layers=config.head_layers)
         case GIVTConfig():
             _at_least(1, channels=config.channels, components=config.components)
+    _at_least(1, image_size=config.image_size)
     _check_conditioning(config.conditioning)
     if config.jepa is not None:
         _check_jepa(config.jepa)

@@ -61,6 +61,8 @@ class GeneratorConfig:
     trunk: TrunkConfig = field(default_factory=TrunkConfig)
     conditioning: ConditioningConfig = field(default_factory=ConditioningConfig)
     jepa: JepaConfig | None = None
+    image_size: int = 32
+    """Of the images whose tokens it makes."""
 
 
 @dataclass(frozen=True)

@@ -29,6 +29,9 @@ class DiT(Generator):
     def check(self, latents: Tensor) -> None:
         check_continuous("DiT", latents, self.tokens, self.config.channels)
 
+    def blank(self, batch: int) -> Tensor:
+        return self.to_velocity.bias.new_zeros(batch, self.tokens, self.config.channels)
+
     def corrupt(self, latents: Tensor, condition: Tensor, draws: Draws) -> Corrupted:
         t, noise = draws.uniform(latents[:, 0, 0]), draws.normal(latents)
         tokens = self.embedding(interpolated(latents, noise, t[:, None, None]))

@@ -68,7 +68,7 @@ class Generator(nn.Module, ABC):
 
     def __init__(self, config: GeneratorConfig, factors: Sequence[Factor], embedding: nn.Module) -> None:
         super().__init__()
-        self.tokens = config.side**2
+        self.tokens, self.factors = config.side**2, tuple(factors)
         self.conditioning = Conditioning(config.conditioning, factors, config.trunk.width)
         self.embedding, self.trunk = embedding, Trunk(config.trunk, config.side)
         self.jepa = Jepa(config.jepa, self.embedding, self.trunk) if config.jepa else None
@@ -84,6 +84,10 @@ class Generator(nn.Module, ABC):
     @abstractmethod
     def check(self, latents: Tensor) -> None:
         """Raises a ValueError where latents are not what the objective is for."""
+
+    @abstractmethod
+    def blank(self, batch: int) -> Tensor:
+        """Latents [batch, T, …] of zeros, on this model's device: what it takes, without a tokenizer."""
 
     @abstractmethod
     def sample(

@@ -118,6 +118,9 @@ class CausalGIVT(Generator):
     def check(self, latents: Tensor) -> None:
         check_continuous("GIVT", latents, self.tokens, self.config.channels)
 
+    def blank(self, batch: int) -> Tensor:
+        return self.start.new_zeros(batch, self.tokens, self.config.channels)
+
     def corrupt(self, latents: Tensor, condition: Tensor, draws: Draws) -> Corrupted:
         before = self.embedding(latents[:, :-1])
         tokens = torch.cat([self.start.to(before.dtype).expand(len(latents), 1, -1), before], 1)

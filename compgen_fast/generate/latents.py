@@ -19,9 +19,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from compgen_fast.models.config import TokenizerConfig, VQVAEConfig
 from compgen_fast.models.tokenizer import VQVAE, Tokenizer
 from compgen_fast.stream import Batch, Manifest, ShardStream, StreamError, pack
-from compgen_fast.stream.remote import Local
+from compgen_fast.stream.remote import place
 from compgen_fast.stream.shards import DataSet
 from compgen_fast.worlds.source import Samples, Source
 
@@ -49,13 +50,17 @@ class Layout:
 
     @classmethod
     def of(cls, tokenizer: Tokenizer, kind: Kind) -> Self:
-        if kind == "codes" and not isinstance(tokenizer, VQVAE):
-            raise ValueError(f"{type(tokenizer).__name__} has no codes; expected a VQVAE, or kind 'latents'")
-        size = tokenizer.config.channels
-        if kind == "codes":
-            assert isinstance(tokenizer, VQVAE)
-            size = tokenizer.config.codes
-        return cls(kind, tokenizer.tokens, size, fingerprint(tokenizer))
+        return replace(cls.of_config(tokenizer.config, kind), tokenizer=fingerprint(tokenizer))
+
+    @classmethod
+    def of_config(cls, config: TokenizerConfig, kind: Kind) -> Self:
+        """Of a tokenizer with these settings, whichever its weights are."""
+        tokens = (config.image_size // config.patch) ** 2
+        if kind == "latents":
+            return cls(kind, tokens, config.channels, "")
+        if not isinstance(config, VQVAEConfig):
+            raise ValueError("a VAE's tokens are numbers, it has no codes; expected a VQ-VAE, or kind 'latents'")
+        return cls(kind, tokens, config.codes, "")
 
     @classmethod
     def read(cls, name: str) -> Self | None:
@@ -134,12 +139,12 @@ class Tokens:
 
 
 class Packed:
-    """A packed folder as a ``Source``, by sample number; masks are left out."""
+    """A packed folder, or one at an address, as a ``Source`` by sample number; masks are left out."""
 
     slots: tuple[str, ...] = ()
 
     def __init__(self, folder: str | Path) -> None:
-        self._data = DataSet(Local(Path(folder)))
+        self._data = DataSet(place(folder))
         self.name, self.factors = self._data.manifest.name, self._data.manifest.schema.factors
 
     def __len__(self) -> int:
@@ -179,6 +184,20 @@ def cache(
     return pack(Tokens(tokenizer, images, kind), folder, format="raw", split=split, progress=progress)
 
 
+def layout_at(folder: str | Path) -> Layout | None:
+    """Of the tokens that a packed folder holds, or one at an address; None where it holds images."""
+    return Layout.read(DataSet(place(folder)).manifest.name)
+
+
+def check_maker(layout: Layout, tokenizer: Tokenizer, origin: str) -> None:
+    """Refuses tokens from ``origin`` that another tokenizer made, which this one would decode to something else."""
+    if fingerprint(tokenizer) != layout.tokenizer:
+        raise StreamError(
+            f"{origin} was made by the tokenizer {layout.tokenizer}, and this one is {fingerprint(tokenizer)}; cache "
+            "the tokens again, or load the weights that made them"
+        )
+
+
 class TokenStream(ShardStream):
     """A `ShardStream` over what `cache` wrote: the same arguments, order and state, but the ``images`` of a batch are
     tokens, latents fp32 [b, T, C] or codes int64 [b, T].
@@ -194,11 +213,7 @@ class TokenStream(ShardStream):
 
     def check(self, tokenizer: Tokenizer) -> None:
         """Refuses tokens that another tokenizer made, which this one would decode to something else."""
-        if fingerprint(tokenizer) != self.layout.tokenizer:
-            raise StreamError(
-                f"{self._sets[0].place.origin} was made by the tokenizer {self.layout.tokenizer}, and this one is "
-                f"{fingerprint(tokenizer)}; cache the tokens again, or load the weights that made them"
-            )
+        check_maker(self.layout, tokenizer, self._sets[0].place.origin)
 
     def __iter__(self) -> Iterator[Batch]:
         for batch in super().__iter__():

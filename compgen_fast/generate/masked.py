@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from compgen_fast.draws import Draws
 from compgen_fast.generate.config import GIVTConfig, MARConfig
 from compgen_fast.generate.generator import Corrupted, Generator, Guide, check_continuous
-from compgen_fast.generate.masking import at, decoded_per_round, expected_hidden, hide, random_order
+from compgen_fast.generate.masking import at, decoded_per_round, expected_hidden, hide, random_order, rounds
 from compgen_fast.generate.trunk import STD
 from compgen_fast.models.slot_vae import UNSEEDED
 from compgen_fast.worlds.source import Factor
@@ -30,6 +30,9 @@ class MaskedTokens(Generator):
     def check(self, latents: Tensor) -> None:
         check_continuous(type(self).__name__, latents, self.tokens, self.channels)
 
+    def blank(self, batch: int) -> Tensor:
+        return self.mask.new_zeros(batch, self.tokens, self.channels)
+
     def corrupt(self, latents: Tensor, condition: Tensor, draws: Draws) -> Corrupted:
         hidden = hide(self.tokens, latents, draws)
         return Corrupted(self.embed(latents, hidden), condition, hidden, expected_hidden(self.tokens), latents)
@@ -45,20 +48,21 @@ class MaskedTokens(Generator):
         factors: Mapping[str, Tensor],
         *,
         draws: Draws = UNSEEDED,
-        steps: int = 8,
+        steps: int | None = None,
         guidance: float = 1.0,
         temperature: float = 1.0,
         heads: Tensor | None = None,
     ) -> Tensor:
         """Latents [B, T, C], in a random order of tokens.
 
-        ``steps`` are rounds, at most T; ``temperature`` is a factor on the noise that a token is drawn with.
+        ``steps`` are rounds, at most T; if not given, 8 or T. ``temperature`` is a factor on the noise that a token is
+        drawn with.
         """
         guide = self.guide(factors, guidance)
         latents = self.mask.new_zeros(guide.batch, self.tokens, self.channels)
         order = random_order(self.tokens, latents, draws)
         hidden = torch.ones_like(order, dtype=torch.bool)
-        for places in order.split(decoded_per_round(self.tokens, steps), 1):
+        for places in order.split(decoded_per_round(self.tokens, rounds(self.tokens, steps)), 1):
             output = self.trunk(guide.both(self.embed(latents, hidden)), guide.condition, heads=heads).tokens
             drawn = self.draw(at(output, guide.both(places)), guide, draws, temperature)
             latents = latents.scatter(1, places.unsqueeze(-1).expand_as(drawn), drawn)

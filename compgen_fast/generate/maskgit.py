@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from compgen_fast.draws import Draws
 from compgen_fast.generate.config import MaskGITConfig
 from compgen_fast.generate.generator import Corrupted, Generator
-from compgen_fast.generate.masking import decoded_per_round, expected_hidden, hide
+from compgen_fast.generate.masking import decoded_per_round, expected_hidden, hide, rounds
 from compgen_fast.generate.trunk import STD
 from compgen_fast.models.slot_vae import UNSEEDED, in_full
 from compgen_fast.worlds.source import Factor
@@ -36,6 +36,9 @@ class MaskGIT(Generator):
                 f"[B, {self.tokens}] (set side to the tokenizer's grid)"
             )
 
+    def blank(self, batch: int) -> Tensor:
+        return torch.zeros(batch, self.tokens, dtype=torch.int64, device=self.to_logits.bias.device)
+
     def corrupt(self, latents: Tensor, condition: Tensor, draws: Draws) -> Corrupted:
         hidden = hide(self.tokens, latents, draws)
         tokens = self.embedding(latents.masked_fill(hidden, self.config.codes))
@@ -52,15 +55,17 @@ class MaskGIT(Generator):
         factors: Mapping[str, Tensor],
         *,
         draws: Draws = UNSEEDED,
-        steps: int = 8,
+        steps: int | None = None,
         guidance: float = 1.0,
         temperature: float = 4.5,
         heads: Tensor | None = None,
     ) -> Tensor:
         """Codes int64 [B, T]. Each round draws a code for every hidden token and keeps those it is most confident of.
 
-        ``steps`` are rounds, at most T; ``temperature`` is that of the noise on confidences, and falls linearly to 0.
+        ``steps`` are rounds, at most T; if not given, 8 or T. ``temperature`` is that of the noise on confidences, and
+        falls linearly to 0.
         """
+        steps = rounds(self.tokens, steps)
         guide = self.guide(factors, guidance)
         shape = (guide.batch, self.tokens)
         codes = torch.full(shape, self.config.codes, device=guide.condition.device)

@@ -10,6 +10,8 @@ from torch import Tensor
 
 from compgen_fast.draws import Draws
 
+ROUNDS = 8
+
 
 def hide(tokens: int, like: Tensor, draws: Draws) -> Tensor:
     """bool [B, T], True where a token is hidden: ⌈T · cos(π/2 · u)⌉ of each row of ``like`` [B, …], u uniform."""
@@ -26,6 +28,11 @@ def expected_hidden(tokens: int) -> float:
 def random_order(tokens: int, like: Tensor, draws: Draws) -> Tensor:
     """int64 [B, T]: an order of the tokens for each row of ``like`` [B, …]."""
     return draws.uniform(torch.empty(len(like), tokens, device=like.device)).argsort(1)
+
+
+def rounds(tokens: int, steps: int | None) -> int:
+    """The rounds asked for; if none are, as many as MaskGIT takes, or one for each token."""
+    return min(ROUNDS, tokens) if steps is None else steps
 
 
 def decoded_per_round(tokens: int, steps: int) -> list[int]:

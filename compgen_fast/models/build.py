@@ -4,6 +4,8 @@ from collections.abc import Sequence
 
 from torch import nn
 
+from compgen_fast.generate import build as generators
+from compgen_fast.generate.config import GeneratorConfig
 from compgen_fast.models.additive_decoder import AdditiveDecoder
 from compgen_fast.models.broadcast_decoder import SpatialBroadcastDecoder
 from compgen_fast.models.config import (
@@ -35,8 +37,12 @@ FRAMED = ("frame", "additive_frame")  # slots have roles
 
 
 def build(config: ModelConfig, factors: Sequence[Factor] = ()) -> nn.Module:
-    """The model of these settings; ``factors`` are the data set's, which a supervised one predicts."""
+    """The model of these settings; ``factors`` are the data set's, which a supervised one predicts and a generator is
+    told.
+    """
     check(config)
+    if isinstance(config, GeneratorConfig):
+        return generators.build(config, factors)
     if isinstance(config, ReplayConfig):
         return Replay(config, SlotVAE(config.vae, _encoder(config.vae), build_decoder(config.vae)))
     if isinstance(config, SupervisedConfig):
@@ -97,6 +103,9 @@ def check(config: ModelConfig) -> None:
         return
     if isinstance(config, TokenizerConfig):
         check_tokenizer(config)
+        return
+    if isinstance(config, GeneratorConfig):
+        generators.check(config)
         return
     if not 1 <= config.slots <= MOST_SLOTS:
         raise ValueError(f"slots is {config.slots}; expected 1 to {MOST_SLOTS}")

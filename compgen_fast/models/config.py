@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from compgen_fast.generate.config import ObjectiveConfig
+
 Penalty = Literal["none", "hessian", "pairs", "attention", "contrast", "triple"]
 
 
@@ -178,4 +180,4 @@ class VQVAEConfig(TokenizerConfig):
     """Steps without use after which a code is put elsewhere."""
 
 
-ModelConfig = SlotVAEConfig | SupervisedConfig | ReplayConfig | ConvVAEConfig | VQVAEConfig
+ModelConfig = SlotVAEConfig | SupervisedConfig | ReplayConfig | ConvVAEConfig | VQVAEConfig | ObjectiveConfig

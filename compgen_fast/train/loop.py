@@ -48,12 +48,13 @@ class Trainer:
 
     def __init__(self, config: TrainConfig, ranks: Ranks, quiet: bool = False) -> None:
         self.config, self.ranks = config, ranks
-        folders = data.shards(config.data, config.model.image_size, ranks)
+        folders = data.shards(config, ranks)
         self.stream = data.open_stream(config, folders.train, ranks)
         self.validation: ShardStream | None = None
+        data.check_fit(config, self.stream)
         if folders.validation is not None:
             self.validation = data.open_validation(config, folders.validation, ranks)
-        data.check_fit(config, self.stream.schema)
+            data.check_fit(config, self.validation)
         torch.manual_seed(config.seed)
         self.model: nn.Module = build(config.model, self.stream.schema.factors)
         if config.start is not None:

@@ -137,7 +137,7 @@ def test_tokens_of_another_tokenizer_are_refused(source: Part, vae: ConvVAE, tmp
 
 
 def test_what_cannot_be_is_refused_by_name(source: Part, vae: ConvVAE, vq: VQVAE, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="ConvVAE has no codes; expected a VQVAE, or kind 'latents'"):
+    with pytest.raises(ValueError, match="it has no codes; expected a VQ-VAE, or kind 'latents'"):
         Tokens(vae, source, "codes")
     pack(source, tmp_path / "images")
     with pytest.raises(StreamError, match="which are images; expected tokens"):

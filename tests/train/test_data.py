@@ -58,13 +58,13 @@ def test_what_is_no_option_is_refused() -> None:
 
 def test_a_world_is_packed_once_with_its_options(tmp_path: Path) -> None:
     config = replace(DATA, options=("variation=0.1",), cache=tmp_path)
-    folders = data.shards(config, 16, Ranks.alone())
+    folders = data.image_shards(config, 16, Ranks.alone())
     images = torch.cat([*data.in_order(TrainConfig(data=config, batch_size=8), folders.train)])
     expected = Scenes(16, variation=0.1).split("background", "train", size=20).samples(np.arange(20)).images
     np.testing.assert_array_equal(images.numpy(), expected)
     manifest = Path(folders.train) / "manifest.json"
     written = manifest.stat().st_mtime_ns
-    assert data.shards(config, 16, Ranks.alone()) == folders and manifest.stat().st_mtime_ns == written
+    assert data.image_shards(config, 16, Ranks.alone()) == folders and manifest.stat().st_mtime_ns == written
 
 
 @pytest.mark.parametrize("batch", [1, 7, 64])
