@@ -107,7 +107,9 @@ def _ghost(model: nn.Module, mode: FakeTensorMode) -> nn.Module:
     tensors = [*model.parameters(), *model.buffers()]
     with mode:
         fakes = [torch.empty(t.shape, dtype=t.dtype, device="cpu", requires_grad=t.requires_grad) for t in tensors]
-    return copy.deepcopy(model, {id(tensor): fake for tensor, fake in zip(tensors, fakes, strict=True)})
+    ghost = copy.deepcopy(model, {id(tensor): fake for tensor, fake in zip(tensors, fakes, strict=True)})
+    vars(ghost).pop("forward", None)  # what was put around it, autocast say, would call the model's and not the ghost's
+    return ghost
 
 
 def _inputs(model: nn.Module, image_size: int, batch: int) -> tuple[Tensor, Draws]:

@@ -244,7 +244,7 @@ def test_the_reference_model_is_counted_without_its_memory() -> None:
     plain = of_config(replace(config, loss=LossConfig(penalty="none")))
     curved = of_config(replace(config, loss=LossConfig(penalty="hessian")))
     assert plain.decoder_flops == curved.decoder_flops
-    assert plain.decoder_flops is not None
+    assert plain.decoder_flops is not None and plain.encoder_flops is not None
     assert 2.9 < (plain.step_flops - 3 * plain.encoder_flops) / plain.decoder_flops < 3.1
     assert 2 * plain.step_flops < curved.step_flops < 5 * plain.step_flops
 
@@ -263,6 +263,13 @@ def test_a_built_model_is_counted_as_it_runs(kind: Any) -> None:
 
     _, expected = _counted(step)
     assert training_flops(model, 8) == expected > 0
+
+
+def test_a_model_that_runs_under_autocast_is_counted_like_any_other() -> None:
+    model = painted_vae()
+    expected = training_flops(model, SIZE)
+    model.forward = torch.autocast("cpu", torch.bfloat16)(model.forward)
+    assert training_flops(model, SIZE) == expected
 
 
 def test_the_tables_say_it_all() -> None:
