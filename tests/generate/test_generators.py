@@ -205,3 +205,19 @@ def test_four_samples_are_learned_by_their_factor(kind: str) -> None:
     found = model.sample(y, draws=Draws.at(1, 0))
     error = (found - x).double().square().mean().sqrt()
     assert error <= near, error
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_blank_is_what_it_takes(kind: str) -> None:
+    made = generator(kind)
+    blank = made.blank(2)
+    assert blank.shape == latents(kind, 2).shape and blank.dtype == latents(kind, 2).dtype
+    made.check(blank)
+
+
+@pytest.mark.parametrize("kind", MASKED)
+def test_without_rounds_given_few_tokens_take_one_each(kind: str) -> None:
+    made = generator(kind, side=2)
+    told = labels()
+    asked, given = (made.sample(told, draws=Draws.at(0, 0), **steps) for steps in ({"steps": 4}, {}))
+    assert torch.equal(asked, given) and given.shape[:2] == (4, 4)
