@@ -27,6 +27,7 @@ OBJECTIVES: tuple[tuple[str, ObjectiveConfig], ...] = (
     ("causal GIVT", GIVTConfig(order="causal")),
 )
 SHAPES: tuple[tuple[dict[str, Any], int], ...] = (
+    ({"side": 4, "trunk": TrunkConfig(width=64, layers=12, heads=4)}, 64),  # the generation study's
     ({"side": 8, "trunk": TrunkConfig(width=128, layers=6, heads=4)}, 16),  # 64 px and a tokenizer of 8 px to a token
     ({"side": 16, "trunk": TrunkConfig(width=128, layers=6, heads=4)}, 4),  # four times as many tokens
 )

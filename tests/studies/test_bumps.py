@@ -11,8 +11,8 @@ from rich.console import Console
 
 from compgen_fast.cli import main
 from compgen_fast.report import bumps as report
-from compgen_fast.studies.bumps import plan as plans
 from compgen_fast.studies import queue
+from compgen_fast.studies.bumps import plan as plans
 from compgen_fast.studies.bumps import study
 from compgen_fast.studies.bumps.claims import claims, exponents
 from compgen_fast.studies.bumps.decoders import cnn, mlp, rendering

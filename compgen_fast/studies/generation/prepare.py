@@ -26,7 +26,7 @@ COMPOSITIONS = ("000", "001", "010", "100", "011", "101", "110", "111")
 
 
 def fit(config: TrainConfig, out: Path, steps: int) -> None:
-    """Teaches the probes on real images of all compositions, once. Those of a quick look may be bad."""
+    """Teaches the probes on real images of all compositions, once. Those of a quick look may be worse than 99 %."""
     path = out / PROBES
     if path.is_file():
         return

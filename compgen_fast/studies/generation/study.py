@@ -15,35 +15,39 @@ from compgen_fast.report.study import PICTURES, RESULTS
 from compgen_fast.studies import queue
 from compgen_fast.studies.generation import prepare, runs
 from compgen_fast.studies.generation.claims import claims
-from compgen_fast.studies.generation.plan import PartName, Run, ScaleName, plan, tokenizers
+from compgen_fast.studies.generation.plan import SCALES, PartName, Run, ScaleName, TokenizerJob, plan, tokenizers
 from compgen_fast.studies.record import versions
 from compgen_fast.train import data
 from compgen_fast.train.ranks import Ranks
-
-PROBE_STEPS = {"quick": 100, "cpu": 1_500, "gpu": 3_000}
 
 
 def run(scale: ScaleName, part: PartName, out: Path, workers: int | None = None) -> int:
     """Runs the study or a part, or goes on with it, and tells of all that is done by now."""
     console, cores = Console(stderr=True), workers or max(1, os.cpu_count() or 1)
     first = tokenizers(scale, out)
-    console.print("teaching the probes on real images")
-    prepare.fit(first[0].train, out, PROBE_STEPS[scale])
-    for job in first:
-        data.shards(job.train, Ranks.alone())  # before several jobs would pack the same shards at once
+    console.print("teaching probes on real images")
+    prepare.fit(first[0].train, out, SCALES[scale].probe_steps)
+    _pack(first)
     queue.run(first, prepare.tokenizer, out, cores, console, a_process_each=True)
     jobs = plan(scale, part, out)
-    for job in {each.variation.tokenizer + each.variation.objective: each for each in jobs}.values():
-        data.shards(job.train, Ranks.alone())
+    _pack(jobs)
     queue.run(jobs, runs.run, out, cores, console, a_process_each=True)
-    results = gathered([job for job in plan(scale, "all", out) if queue.done(job, out)], scale, part, out)
-    (out / RESULTS).write_text(json.dumps(results, indent=1) + "\n")
     done = [job for job in plan(scale, "all", out) if queue.done(job, out)]
-    np.savez_compressed(out / PICTURES, **{job.name: queue.arrays(job, out)["samples"] for job in done})
+    results = gathered(done, scale, part, out)
+    (out / RESULTS).write_text(json.dumps(results, indent=1) + "\n")
+    pictures: dict[str, Any] = {job.name: queue.arrays(job, out)["samples"] for job in done}
+    np.savez_compressed(out / PICTURES, **pictures)
     page = report.write(out)
     Console().print(report.tables(results))
     print(f"page: {page}")
     return 0
+
+
+def _pack(jobs: Sequence[TokenizerJob | Run]) -> None:
+    """Images and tokens that jobs share, before several of them would make them at once."""
+    shared = {(job.train.data, data.kind_of(job.train.model)): job.train for job in jobs}
+    for config in shared.values():
+        data.shards(config, Ranks.alone())
 
 
 def gathered(jobs: Sequence[Run], scale: ScaleName, part: PartName, out: Path) -> dict[str, Any]:
