@@ -37,7 +37,7 @@ class Env:
 class Bench:
     """Time our code against its peers, interleaved, after checking that they agree."""
 
-    suite: tyro.conf.Positional[Literal["slots", "jets", "stream", "train", "search", "bumps"]]
+    suite: tyro.conf.Positional[Literal["slots", "jets", "stream", "train", "search", "bumps", "generate"]]
     """What to time."""
     quick: bool = False
     """Few repetitions: a look, not a measurement."""
@@ -350,12 +350,37 @@ class BumpStudy:
 
 
 @dataclass(frozen=True)
+class GenerationStudy:
+    """Which generators make compositions they never saw: objectives, what they are told, JEPA, and circuits."""
+
+    part: Literal["all", "objectives", "conditioning", "jepa", "circuits"] = "all"
+    """DiT, MAR, GIVT and MaskGIT; what a DiT is told; MaskGIT with JEPA; its heads left out one by one."""
+    scale: Literal["quick", "cpu", "gpu"] = "quick"
+    """quick: tiny models, a minute or two; cpu: two seeds, about an hour on two cores; gpu: five seeds, larger."""
+    out: Path | None = None
+    """The folder to write; runs/generation-SCALE if not given. Parts share what they trained there."""
+    workers: int | None = None
+    """Jobs at a time; one per core if not given."""
+
+    def run(self) -> int:
+        check_workers(self.workers)
+        if self.scale == "gpu":
+            check_cuda()
+        study = load("compgen_fast.studies.generation.study")
+        out = self.out or Path("runs") / f"generation-{self.scale}"
+        with refusals():
+            code: int = study.run(self.scale, self.part, out, self.workers)
+        return code
+
+
+@dataclass(frozen=True)
 class Study:
     """Run a paper's study to a table and a page. Repeat the command to go on after an interruption."""
 
     study: tyro.conf.OmitSubcommandPrefixes[
         Annotated[PerceptionStudy, tyro.conf.subcommand("perception")]
         | Annotated[BumpStudy, tyro.conf.subcommand("bumps")]
+        | Annotated[GenerationStudy, tyro.conf.subcommand("generation")]
     ]
 
     def run(self) -> int:

@@ -1,8 +1,11 @@
-"""What studies measure: readouts, matched slots, masks, interaction, geometry of layers. Start with docs/measures.md.
+"""What studies measure: readouts, matched slots, masks, interaction, geometry of layers; factor probes of generated
+images, and distances between sets of images. Start with docs/measures.md.
 
-Nothing here trains a network.
+Nothing here trains a network, but for the factor probes.
 """
 
+from compgen_fast.measure.factor_probes import FactorProbes, Judgement, fit_probes
+from compgen_fast.measure.frechet import frechet_distance, random_net_frechet
 from compgen_fast.measure.geometry import LayerGeometry, factorization, grid_metrics, layer_geometry, volume
 from compgen_fast.measure.interaction import BlockHessian, block_hessian, jis
 from compgen_fast.measure.matching import match_by_masks
@@ -22,6 +25,8 @@ from compgen_fast.models.matching import match_latents, match_slots, take_slots
 __all__ = [
     "PERIODS",
     "BlockHessian",
+    "FactorProbes",
+    "Judgement",
     "LayerGeometry",
     "Readout",
     "Regression",
@@ -30,8 +35,10 @@ __all__ = [
     "choose_slot",
     "factorization",
     "fit_factors",
+    "fit_probes",
     "fit_readout",
     "fit_regression",
+    "frechet_distance",
     "grid_metrics",
     "jacobian_norms",
     "jis",
@@ -43,6 +50,7 @@ __all__ = [
     "match_slots",
     "mbo",
     "per_factor",
+    "random_net_frechet",
     "take_slots",
     "volume",
 ]

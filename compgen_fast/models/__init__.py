@@ -14,13 +14,16 @@ from compgen_fast.models.slot_encoder import SlotEncoder
 from compgen_fast.models.slot_queries import SlotQueries
 from compgen_fast.models.slot_vae import SlotVAE
 from compgen_fast.models.supervised import SupervisedEncoder
+from compgen_fast.models.tokenizer import VQVAE, ConvVAE, Tokenizer
 from compgen_fast.models.vit import ViT
 from compgen_fast.models.vit_weights import load_vit
 
 __all__ = [
     "CNN",
+    "VQVAE",
     "AdditiveDecoder",
     "AdditiveFrameDecoder",
+    "ConvVAE",
     "CrossAttentionDecoder",
     "DenseSlots",
     "FrameDecoder",
@@ -32,6 +35,7 @@ __all__ = [
     "SlotVAE",
     "SpatialBroadcastDecoder",
     "SupervisedEncoder",
+    "Tokenizer",
     "ViT",
     "add_lora",
     "load_vit",

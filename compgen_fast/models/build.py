@@ -4,9 +4,12 @@ from collections.abc import Sequence
 
 from torch import nn
 
+from compgen_fast.generate import build as generators
+from compgen_fast.generate.config import GeneratorConfig
 from compgen_fast.models.additive_decoder import AdditiveDecoder
 from compgen_fast.models.broadcast_decoder import SpatialBroadcastDecoder
 from compgen_fast.models.config import (
+    ConvVAEConfig,
     DecoderConfig,
     EncoderConfig,
     LossConfig,
@@ -14,6 +17,8 @@ from compgen_fast.models.config import (
     ReplayConfig,
     SlotVAEConfig,
     SupervisedConfig,
+    TokenizerConfig,
+    VQVAEConfig,
 )
 from compgen_fast.models.cross_attention_decoder import CrossAttentionDecoder
 from compgen_fast.models.frame_decoder import AdditiveFrameDecoder, FrameDecoder, check_frequencies
@@ -22,6 +27,7 @@ from compgen_fast.models.replay import Replay
 from compgen_fast.models.slot_encoder import SlotEncoder, check_encoder
 from compgen_fast.models.slot_vae import SlotVAE
 from compgen_fast.models.supervised import SupervisedEncoder
+from compgen_fast.models.tokenizer import VQVAE, ConvVAE, check_tokenizer
 from compgen_fast.ops.arguments import MOST_SLOTS
 from compgen_fast.worlds.source import Factor
 
@@ -31,12 +37,20 @@ FRAMED = ("frame", "additive_frame")  # slots have roles
 
 
 def build(config: ModelConfig, factors: Sequence[Factor] = ()) -> nn.Module:
-    """The model of these settings; ``factors`` are the data set's, which a supervised one predicts."""
+    """The model of these settings; ``factors`` are the data set's, which a supervised one predicts and a generator is
+    told.
+    """
     check(config)
+    if isinstance(config, GeneratorConfig):
+        return generators.build(config, factors)
     if isinstance(config, ReplayConfig):
         return Replay(config, SlotVAE(config.vae, _encoder(config.vae), build_decoder(config.vae)))
     if isinstance(config, SupervisedConfig):
         return SupervisedEncoder(config, _encoder(config), factors)
+    if isinstance(config, ConvVAEConfig):
+        return ConvVAE(config)
+    if isinstance(config, VQVAEConfig):
+        return VQVAE(config)
     return SlotVAE(config, _encoder(config), build_decoder(config))
 
 
@@ -86,6 +100,12 @@ def check(config: ModelConfig) -> None:
         _at_least_one(bank=config.bank)
         if config.jitter < 0 or config.seen < 0:
             raise ValueError(f"jitter is {config.jitter} and seen {config.seen}; expected 0 or more")
+        return
+    if isinstance(config, TokenizerConfig):
+        check_tokenizer(config)
+        return
+    if isinstance(config, GeneratorConfig):
+        generators.check(config)
         return
     if not 1 <= config.slots <= MOST_SLOTS:
         raise ValueError(f"slots is {config.slots}; expected 1 to {MOST_SLOTS}")

@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from compgen_fast.generate.config import ObjectiveConfig
+
 Penalty = Literal["none", "hessian", "pairs", "attention", "contrast", "triple"]
 
 
@@ -141,4 +143,41 @@ class ReplayConfig:
         return self.vae.image_size
 
 
-ModelConfig = SlotVAEConfig | SupervisedConfig | ReplayConfig
+@dataclass(frozen=True)
+class TokenizerConfig:
+    """What tokenizers of square images have in common."""
+
+    image_size: int = 32
+    patch: int = 8
+    """Pixels of a token along a side: 2, 4, 8, 16 or 32."""
+    width: int = 32
+    """Channels of the convolutions."""
+    blocks: int = 1
+    """Residual blocks between tokens, on either side of them."""
+    channels: int = 8
+    """C, the numbers of a token."""
+
+
+@dataclass(frozen=True)
+class ConvVAEConfig(TokenizerConfig):
+    """A convolutional VAE: squared error (summed over an image) + beta · KL (summed)."""
+
+    beta: float = 0.01
+    beta_warmup: int = 0
+    """Steps over which beta grows linearly from 0."""
+
+
+@dataclass(frozen=True)
+class VQVAEConfig(TokenizerConfig):
+    """A VQ-VAE: squared error (summed over an image) + commitment · squared distance from the codes (summed)."""
+
+    codes: int = 256
+    """K, the size of the codebook."""
+    commitment: float = 0.25
+    decay: float = 0.99
+    """How much of the codebook's moving averages a step keeps."""
+    revive_after: int = 50
+    """Steps without use after which a code is put elsewhere."""
+
+
+ModelConfig = SlotVAEConfig | SupervisedConfig | ReplayConfig | ConvVAEConfig | VQVAEConfig | ObjectiveConfig

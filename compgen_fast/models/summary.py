@@ -22,6 +22,7 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicO
 from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
 
 from compgen_fast.draws import Draws
+from compgen_fast.generate.generator import Generator
 from compgen_fast.models.build import build
 from compgen_fast.models.config import ModelConfig
 from compgen_fast.worlds.source import Factor
@@ -30,6 +31,7 @@ Result = TypeVar("Result")
 Shape = Sequence[int]
 
 WARMED_UP = 2**40  # a step after any warm-up
+DRAWN = 16  # images whose tokens a generator hides at random; what it costs is their mean
 
 
 @dataclass(frozen=True)
@@ -55,7 +57,7 @@ class Summary:
 
     parts: tuple[Part, ...]
     stages: tuple[Stage, ...]
-    encoder_flops: int
+    encoder_flops: int | None
     decoder_flops: int | None
     step_flops: int
 
@@ -69,15 +71,17 @@ class Summary:
 
 
 def summarise(model: nn.Module, image_size: int, batch: int = 1) -> Summary:
-    """The summary of a slot VAE or a supervised encoder, for square images in batches.
+    """The summary of a model of square images, in batches, or of a generator.
 
     What is computed once for a batch (the decoder's first queries) is shared out among its images.
     """
+    if isinstance(model, Generator):
+        return _on_ghost(model, _summarise_generator)
     return _on_ghost(model, lambda ghost: _summarise(ghost, image_size, batch))
 
 
 def of_config(config: ModelConfig, factors: Sequence[Factor] = ()) -> Summary:
-    """The summary of the model of these settings; a supervised one needs the factors of its data set."""
+    """The summary of the model of these settings; a supervised one and a generator need their data set's factors."""
     return summarise(build(config, factors), config.image_size)
 
 
@@ -103,13 +107,30 @@ def _ghost(model: nn.Module, mode: FakeTensorMode) -> nn.Module:
     tensors = [*model.parameters(), *model.buffers()]
     with mode:
         fakes = [torch.empty(t.shape, dtype=t.dtype, device="cpu", requires_grad=t.requires_grad) for t in tensors]
-    return copy.deepcopy(model, {id(tensor): fake for tensor, fake in zip(tensors, fakes, strict=True)})
+    ghost = copy.deepcopy(model, {id(tensor): fake for tensor, fake in zip(tensors, fakes, strict=True)})
+    vars(ghost).pop("forward", None)  # what was put around it, autocast say, would call the model's and not the ghost's
+    return ghost
 
 
 def _inputs(model: nn.Module, image_size: int, batch: int) -> tuple[Tensor, Draws]:
     device = next(model.parameters()).device
+    if isinstance(model, Generator):
+        return model.blank(batch), Draws.at(0, 0, device=device)
     images = torch.zeros(batch, image_size, image_size, 3, dtype=torch.uint8, device=device)
     return images, Draws.at(0, 0, device=device)
+
+
+def _summarise_generator(model: Generator) -> Summary:
+    tokens, draws = _inputs(model, 0, 1)
+    with _recorded(model) as stages, torch.no_grad():
+        model(tokens, _factors(model, tokens), step=WARMED_UP, draws=draws)
+    return Summary(
+        parts=tuple(_part(name, child) for name, child in model.named_children()),
+        stages=(Stage("tokens", tuple(tokens.shape)), *stages),
+        encoder_flops=None,
+        decoder_flops=None,
+        step_flops=_count_step(model, 0, 1),
+    )
 
 
 def _summarise(model: Any, image_size: int, batch: int) -> Summary:
@@ -118,7 +139,8 @@ def _summarise(model: Any, image_size: int, batch: int) -> Summary:
         encoded, encoder = _counted(lambda: model.encode(images, draws))
         decoder = None
         if hasattr(model, "decode"):
-            _, decoder = _counted(lambda: model.decode(encoded[0]))
+            latents = encoded[0] if isinstance(encoded, tuple) else encoded
+            _, decoder = _counted(lambda: model.decode(latents))
     return Summary(
         parts=tuple(_part(name, child) for name, child in model.named_children()),
         stages=(Stage("images", tuple(images.shape)), *stages),
@@ -129,18 +151,23 @@ def _summarise(model: Any, image_size: int, batch: int) -> Summary:
 
 
 def _count_step(model: nn.Module, image_size: int, batch: int) -> int:
+    batch = max(batch, DRAWN) if isinstance(model, Generator) else batch
     _, flops = _counted(lambda: _train(model, *_inputs(model, image_size, batch)))
     return flops // batch
 
 
 def _train(model: nn.Module, images: Tensor, draws: Draws) -> None:
     """One step's forward and backward; no gradient is left behind."""
-    factors = {
+    loss = model(images, _factors(model, images), step=WARMED_UP, draws=draws)["loss"]
+    torch.autograd.grad(loss, [p for p in model.parameters() if p.requires_grad], allow_unused=True)
+
+
+def _factors(model: Any, images: Tensor) -> dict[str, Tensor]:
+    """Those that a model predicts or is told, [B] zeros each."""
+    return {
         factor.name: images.new_zeros(len(images), dtype=torch.int64 if factor.categorical else torch.float32)
         for factor in getattr(model, "factors", ())
     }
-    loss = model(images, factors, step=WARMED_UP, draws=draws)["loss"]
-    torch.autograd.grad(loss, [p for p in model.parameters() if p.requires_grad], allow_unused=True)
 
 
 def _part(name: str, module: nn.Module) -> Part:

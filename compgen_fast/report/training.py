@@ -1,6 +1,7 @@
-"""The page of a training run: its curves, its settings, and for a slot VAE images beside what the model makes of them.
+"""The page of a training run: its curves, its settings, and pictures: of a slot VAE or a tokenizer, images beside what
+the model makes of them; of a generator, images beside samples of the same factors.
 
-It reads what the run left (metrics.jsonl, config.json, the validation images it is handed) and writes report.html and
+It reads what the run left (metrics.jsonl, config.json, the validation samples it is handed) and writes report.html and
 report.png into the run's folder.
 """
 
@@ -8,14 +9,18 @@ import html
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
+from compgen_fast.draws import Draws
+from compgen_fast.generate.generator import Generator
 from compgen_fast.models.slot_vae import SlotVAE
+from compgen_fast.models.tokenizer import Tokenizer
 from compgen_fast.report.page import PAGE, PICTURE, document, listed_pairs, paint, tinted
 from compgen_fast.train.metrics import Row, read
 
@@ -24,18 +29,33 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 IMAGES = 8
-CURVES = ("loss", "validation_loss", "mse", "validation_mse", "penalty", "kl")
+NO_FACTORS: Mapping[str, Tensor] = MappingProxyType({})
+CURVES = ("mse", "penalty", "kl", "velocity", "cross_entropy", "nll", "jepa")
 
 
-def write(folder: Path, model: torch.nn.Module, images: Tensor) -> Path:
-    """Draws the run in ``folder``; ``images`` uint8 [n, H, W, 3] are shown with their reconstructions."""
+def write(
+    folder: Path,
+    model: nn.Module,
+    samples: Tensor,
+    factors: Mapping[str, Tensor] = NO_FACTORS,
+    tokenizer: Tokenizer | None = None,
+) -> Path:
+    """Draws the run in ``folder``.
+
+    Args:
+        folder: the run's.
+        model: trained, in evaluation.
+        samples: what it was trained on: images uint8 [n, H, W, 3], or for a generator tokens [n, T, …].
+        factors: of the samples, by name, [n] each; a generator is told them.
+        tokenizer: of a generator's tokens; without it there are no pictures.
+    """
     rows = read(folder)
-    sheets = _sheets(model, images[:IMAGES]) if isinstance(model, SlotVAE) else {}
+    sheets = _sheets(model, samples[:IMAGES], {name: of[:IMAGES] for name, of in factors.items()}, tokenizer)
     paint(partial(_draw, rows=rows, sheets=sheets), (14, 7), folder / PICTURE, dots_per_inch=90)
     settings = html.escape((folder / "config.json").read_text())
     last = [(name, f"{value:.6g}") for name, value in rows[-1].items() if isinstance(value, int | float)]
     body = (
-        f"<h1>{html.escape(folder.name)}</h1><img src={PICTURE} alt='curves and reconstructions'>"
+        f"<h1>{html.escape(folder.name)}</h1><img src={PICTURE} alt='curves and pictures'>"
         f"<h2>The last step</h2>{listed_pairs(last)}"
         f"<h2>Settings</h2><details><summary>config.json</summary><pre>{settings}</pre></details>"
     )
@@ -44,24 +64,46 @@ def write(folder: Path, model: torch.nn.Module, images: Tensor) -> Path:
 
 
 @torch.no_grad()
-def _sheets(model: SlotVAE, images: Tensor) -> dict[str, NDArray[np.uint8]]:
+def _sheets(
+    model: nn.Module, samples: Tensor, factors: Mapping[str, Tensor], tokenizer: Tokenizer | None
+) -> dict[str, NDArray[np.uint8]]:
     """Rows of pictures by title."""
-    mean, _ = model.encode(images)
-    sheets = {"images": images, "as decoded from their slots": model.reconstruct(images)}
+    if isinstance(model, SlotVAE | Tokenizer):
+        sheets = _reconstructed(model, samples)
+    elif isinstance(model, Generator) and tokenizer is not None:
+        sheets = _sampled(model, samples, factors, tokenizer.to(samples.device))
+    else:
+        sheets = {}
+    return {title: np.concatenate([*sheet.cpu().numpy()], axis=1) for title, sheet in sheets.items()}
+
+
+def _sampled(
+    model: Generator, tokens: Tensor, factors: Mapping[str, Tensor], tokenizer: Tokenizer
+) -> dict[str, Tensor]:
+    drawn = model.sample(factors, draws=Draws.at(0, 0, device=tokens.device))
+    return {
+        "images, as decoded from their tokens": tokenizer.paint(tokens),
+        "samples of the same factors": tokenizer.paint(drawn),
+    }
+
+
+def _reconstructed(model: SlotVAE | Tokenizer, images: Tensor) -> dict[str, Tensor]:
+    parts = "tokens" if isinstance(model, Tokenizer) else "slots"
+    sheets = {"images": images, f"as decoded from their {parts}": model.reconstruct(images)}
     with_masks: Any = getattr(model.decoder, "decode_with_masks", None)
     if with_masks is not None:
-        _, masks = with_masks(mean)
+        _, masks = with_masks(model.encode(images)[0])
         shares = masks.float().unflatten(2, images.shape[1:3])
         sheets["which slot each pixel looks at"] = torch.from_numpy(tinted(shares.cpu().numpy()))
-    return {title: np.concatenate([*sheet.cpu().numpy()], axis=1) for title, sheet in sheets.items()}
+    return sheets
 
 
 def _draw(figure: "Figure", rows: Sequence[Row], sheets: Mapping[str, NDArray[np.uint8]]) -> None:
     grid = figure.add_gridspec(1, 2, width_ratios=(1, 1.4 if sheets else 0.01))
     left, right = (figure.add_subfigure(grid[half]) for half in (0, 1))
-    shown = [name for name in CURVES if any(name in row for row in rows)] or ["loss"]
-    pairs = [name for name in shown if not name.startswith("validation_")]
-    for ax, name in zip(left.subplots(len(pairs), 1, sharex=True, squeeze=False)[:, 0], pairs, strict=True):
+    # A generator's own loss is all of it where nothing is added.
+    shown = ["loss", *(name for name in CURVES if any(name in row and row[name] != row["loss"] for row in rows))]
+    for ax, name in zip(left.subplots(len(shown), 1, sharex=True, squeeze=False)[:, 0], shown, strict=True):
         _curve(ax, rows, name)
         ax.set_ylabel(name)
     ax.set_xlabel("step")

@@ -6,7 +6,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from compgen_fast.generate.config import GeneratorConfig
 from compgen_fast.models.config import ModelConfig, ReplayConfig, SlotVAEConfig
+
+NEEDS_TOKENS = (
+    "a generator learns tokens of images. Train a tokenizer with `compgen train vae_tokenizer_cpu` (for MaskGIT "
+    "vq_tokenizer_cpu), then give its weights: --data.tokenizer runs/vae_tokenizer_cpu/weights"
+)
 
 
 @dataclass(frozen=True)
@@ -32,6 +38,8 @@ class DataConfig:
     seed: int = 0
     """Of the world's samples."""
     cache: Path = Path("data")
+    tokenizer: Path | None = None
+    """Exported weights of the tokenizer whose tokens a generator learns. They are made once, beside the images."""
     workers: int = 1
     """Processes per rank that read and decode; 0 does it between steps."""
 
@@ -146,6 +154,14 @@ def check(config: TrainConfig, ranks: int) -> None:
         raise ValueError(
             "start is missing; replay begins with the exported weights of a slot VAE: runs/frame_vae_cpu/weights, say"
         )
+    generates = isinstance(config.model, GeneratorConfig)
+    if config.data.tokenizer is not None and not generates:
+        raise ValueError(
+            f"data.tokenizer is {config.data.tokenizer}, but {type(config.model).__name__} is a model of images; leave "
+            "it out, or train a generator"
+        )
+    if generates and config.data.tokenizer is None and config.data.shards is None:
+        raise ValueError(f"data.tokenizer is missing; {NEEDS_TOKENS}")
     if config.data.shards is not None and config.data.split is not None:
         raise ValueError(
             f"data.shards is {config.data.shards} and data.split {config.data.split!r}; shards are of one split, so "

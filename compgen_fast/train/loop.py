@@ -20,6 +20,7 @@ from torch.profiler import record_function
 
 from compgen_fast.draws import Draws
 from compgen_fast.models.build import build
+from compgen_fast.models.ends_steps import EndsSteps
 from compgen_fast.models.replay import Replay
 from compgen_fast.models.summary import training_flops
 from compgen_fast.stream import Batch, ShardStream
@@ -47,12 +48,13 @@ class Trainer:
 
     def __init__(self, config: TrainConfig, ranks: Ranks, quiet: bool = False) -> None:
         self.config, self.ranks = config, ranks
-        folders = data.shards(config.data, config.model.image_size, ranks)
+        folders = data.shards(config, ranks)
         self.stream = data.open_stream(config, folders.train, ranks)
         self.validation: ShardStream | None = None
+        data.check_fit(config, self.stream)
         if folders.validation is not None:
             self.validation = data.open_validation(config, folders.validation, ranks)
-        data.check_fit(config, self.stream.schema)
+            data.check_fit(config, self.validation)
         torch.manual_seed(config.seed)
         self.model: nn.Module = build(config.model, self.stream.schema.factors)
         if config.start is not None:
@@ -159,6 +161,8 @@ class Trainer:
         with record_function("optimiser"):
             self._take(means, batches)
             self.ema.update(self.model)
+            if isinstance(self.model, EndsSteps):
+                self.model.end_step(self.ranks.total)
         self.step += 1
         return means
 

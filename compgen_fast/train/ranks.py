@@ -54,6 +54,12 @@ class Ranks:
             dist.all_reduce(packed)
         return dict(zip(values, (packed / self.size).tolist(), strict=True))
 
+    def total(self, tensor: Tensor) -> Tensor:
+        """The tensor with its sum over ranks in place, bit for bit the same on each of them."""
+        if self.size > 1:
+            dist.all_reduce(tensor)
+        return tensor
+
     def gather(self, value: Any) -> list[Any]:
         """Every rank's value, in order, on every rank; for small things."""
         if self.size == 1:

@@ -10,6 +10,7 @@ from compgen_fast.models.build import check as check_model
 from compgen_fast.report import training as report
 from compgen_fast.train import folder
 from compgen_fast.train.config import TrainConfig, check
+from compgen_fast.train.data import check_tokenizer, open_tokenizer
 from compgen_fast.train.launch import placed
 from compgen_fast.train.loop import SHARED_FAILURES, Trainer
 from compgen_fast.train.memory import keep_freed_memory
@@ -48,14 +49,15 @@ def _trained(config: TrainConfig, resume: bool, ranks: Ranks) -> int:
 
 
 def write_report(trainer: Trainer) -> None:
-    """Rank 0 draws the run, with the averaged weights on a few validation images."""
+    """Rank 0 draws the run, with the averaged weights on a few validation samples."""
     if not trainer.ranks.first:
         return
     shown = trainer.validation or trainer.stream
     shown.seek(0)
     batch = next(iter(shown))
+    tokenizer = open_tokenizer(trainer.config)
     with trainer.ema.applied(trainer.model):
-        page = report.write(trainer.config.out, trainer.model.eval(), batch.images)
+        page = report.write(trainer.config.out, trainer.model.eval(), batch.images, batch.factors, tokenizer)
     trainer.console.print(f"report in {page}", soft_wrap=True, highlight=False)
 
 
@@ -79,6 +81,7 @@ def refuse_impossible(config: TrainConfig, ranks: int) -> None:
 
     check(config, ranks)
     check_model(config.model)
+    check_tokenizer(config)
     if config.device == "cuda" and not torch.cuda.is_available():
         raise ValueError(
             "device is 'cuda', and torch sees no CUDA or ROCm device here; `compgen env` says what it sees. "

@@ -372,7 +372,9 @@ def _peak(inputs: ScaleInputs, cluster: Cluster) -> float:
 
 
 def _bytes_on_disk(config: "TrainConfig") -> float:
-    """Per image, of the shards if they are here already; else without compression, which is more than they will be."""
+    """Per image, of the shards if they are here already; else of its colours without compression, which is more than
+    they will be, also for tokens.
+    """
     from compgen_fast.stream import manifest
     from compgen_fast.train.data import packed
 

@@ -2,7 +2,8 @@
 
 Shape, colour and size have a low and a high side each, written 0 and 1. Training shows 000, 001, 010 and 100: each
 factor high, but never two together. Level 1 has two high factors, level 2 all three. Where the shape stands is left to
-chance.
+chance. The split ``all`` holds nothing out of training: it is for what is to know all images and no compositions, such
+as tokenizers and probes.
 """
 
 from dataclasses import dataclass
@@ -18,7 +19,8 @@ from compgen_fast.worlds.world import PARTS, Matrix, Part, Values, World, by_cha
 SIDES = {"shape": ("disc", "triangle"), "colour": ("red", "blue"), "size": ("small", "large")}
 COMPOSITIONS = tuple(f"{number:03b}" for number in range(8))
 _HIGH = np.array([code.count("1") for code in COMPOSITIONS])
-_SHOWN = {"ood": _HIGH >= 2, "level1": _HIGH == 2, "level2": _HIGH == 3}  # by part; the others show at most one high
+# By part; of the split ``composition`` the others show at most one high, of ``all`` everything.
+_SHOWN = {"ood": _HIGH >= 2, "level1": _HIGH == 2, "level2": _HIGH == 3}
 _ENDS = np.array([[0.85, 0.15, 0.15], [0.15, 0.25, 0.9]], dtype=np.float32)
 _RADIUS = 0.18, 0.5
 _SPREAD = 0.45
@@ -30,7 +32,7 @@ class Shapes2D(World):
     """The world. Factors are categories, or with ``continuous=True`` numbers from 0 to 1 between the same two ends."""
 
     name = "shapes2d"
-    splits = ("composition",)
+    splits = ("composition", "all")
     parts = (*PARTS, "level1", "level2")
     unseen_parts = ("ood", "level1", "level2")
 
@@ -48,16 +50,17 @@ class Shapes2D(World):
         return "background", "shape"
 
     def split(self, split: str, part: str = "train", *, seen_pairs: int | None = None, size: int | None = None) -> Part:
-        """One part. ``ood`` is ``level1`` (two factors high) and ``level2`` (all three) together."""
+        """One part. ``ood`` is ``level1`` (two factors high) and ``level2`` (all three) together, in either split."""
         self.check(split, part)
         self.refuse_pairs(seen_pairs)
-        codes = np.flatnonzero(_SHOWN.get(part, _HIGH <= 1))
+        most = 1 if split == "composition" else 3
+        codes = np.flatnonzero(_SHOWN.get(part, most >= _HIGH))
         return Part(self, split, part, part_size(self.name, part, size), _Draw(self, codes))
 
     def matrix(self, split: str, seen_pairs: int | None = None) -> Matrix:
         self.check(split)
         self.refuse_pairs(seen_pairs)
-        level = np.maximum(_HIGH - 1, 0).reshape(4, 2)
+        level = (np.maximum(_HIGH - 1, 0) * (split == "composition")).reshape(4, 2)
         rows = tuple(f"{colour} {shape}" for shape in SIDES["shape"] for colour in SIDES["colour"])
         return Matrix("shape and colour", rows, "size", SIDES["size"], level)
 

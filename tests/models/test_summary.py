@@ -11,6 +11,7 @@ from rich.console import Console
 from torch import Tensor, nn
 
 from compgen_fast.draws import Draws
+from compgen_fast.generate.config import DiTConfig, GIVTConfig, JepaConfig, MARConfig, MaskGITConfig, TrunkConfig
 from compgen_fast.models import PatchDecoder, SlotVAE, SpatialBroadcastDecoder, SupervisedEncoder
 from compgen_fast.models.build import build
 from compgen_fast.models.config import (
@@ -244,7 +245,7 @@ def test_the_reference_model_is_counted_without_its_memory() -> None:
     plain = of_config(replace(config, loss=LossConfig(penalty="none")))
     curved = of_config(replace(config, loss=LossConfig(penalty="hessian")))
     assert plain.decoder_flops == curved.decoder_flops
-    assert plain.decoder_flops is not None
+    assert plain.decoder_flops is not None and plain.encoder_flops is not None
     assert 2.9 < (plain.step_flops - 3 * plain.encoder_flops) / plain.decoder_flops < 3.1
     assert 2 * plain.step_flops < curved.step_flops < 5 * plain.step_flops
 
@@ -263,6 +264,41 @@ def test_a_built_model_is_counted_as_it_runs(kind: Any) -> None:
 
     _, expected = _counted(step)
     assert training_flops(model, 8) == expected > 0
+
+
+def test_a_model_that_runs_under_autocast_is_counted_like_any_other() -> None:
+    model = painted_vae()
+    expected = training_flops(model, SIZE)
+    model.forward = torch.autocast("cpu", torch.bfloat16)(model.forward)
+    assert training_flops(model, SIZE) == expected
+
+
+def test_a_generator_is_counted_by_its_tokens() -> None:
+    """The trunk's products by hand: width W, T tokens, 12 W² in a layer's four matrices and 4 T W in its attention."""
+    width, tokens, layers = 8, 4, 3
+    factors = (Factor("size"),)
+    one, more = (
+        of_config(DiTConfig(2, TrunkConfig(width, layers * times, 2), channels=3), factors) for times in (1, 2)
+    )
+    per_token = 2 * 12 * width**2 + 4 * tokens * width
+    # Backward there are two products for each forward, and attention computes q·k once more.
+    step = 3 * tokens * per_token + 2 * tokens**2 * width
+    modulation = 3 * 2 * 6 * width * width
+    assert more.step_flops - one.step_flops == layers * (step + modulation)
+    assert one.encoder_flops is None and one.decoder_flops is None
+    assert one.stages[0] == Stage("tokens", (1, tokens, 3)) and Stage("trunk", (1, tokens, width)) in one.stages
+
+
+@pytest.mark.parametrize("config", [MaskGITConfig(2, codes=5, jepa=JepaConfig((1,))), MARConfig(2), GIVTConfig(2)])
+def test_what_a_generator_hides_at_random_is_counted_on_average(config: Any) -> None:
+    """The same number each time, about that of a large batch."""
+    config = replace(config, trunk=TrunkConfig(8, 2, 2))
+    model = build(config, (Factor("shape", ("disc", "ring")), Factor("size")))
+    found = training_flops(model, 32)
+    assert found == training_flops(model, 32) == pytest.approx(training_flops(model, 32, 256), rel=0.2)
+    assert all(parameter.grad is None for parameter in model.parameters())
+    summary = of_config(config, model.factors)  # type: ignore[arg-type]
+    assert summary.step_flops == found and summary.trainable < summary.parameters + (config.jepa is None)
 
 
 def test_the_tables_say_it_all() -> None:

@@ -11,8 +11,9 @@ from rich.console import Console
 
 from compgen_fast.cli import main
 from compgen_fast.report import bumps as report
+from compgen_fast.studies import queue
 from compgen_fast.studies.bumps import plan as plans
-from compgen_fast.studies.bumps import queue, study
+from compgen_fast.studies.bumps import study
 from compgen_fast.studies.bumps.claims import claims, exponents
 from compgen_fast.studies.bumps.decoders import cnn, mlp, rendering
 from compgen_fast.studies.bumps.fitting import Fit, decoded, draws, errors, optimise, squared
@@ -189,7 +190,7 @@ def test_a_finished_study_is_not_run_again(finished, monkeypatch):
 def test_a_folder_of_another_study_is_refused(finished):
     jobs = plans.plan("cpu", "plan-a")
     with pytest.raises(ValueError, match=r"other settings.*--out"):
-        queue.run(jobs, finished, 1, Console(quiet=True))
+        queue.run(jobs, study._work, finished, 1, Console(quiet=True))
 
 
 def test_no_workers_are_refused_in_one_sentence(capsys):

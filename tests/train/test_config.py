@@ -1,4 +1,5 @@
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -50,3 +51,32 @@ def test_changes_are_named_with_dots() -> None:
     other = replace(config, seed=1, data=replace(config.data, size=7))
     assert list(changes(config, other)) == [("data.size", config.data.size, 7), ("seed", 0, 1)]
     assert not list(changes(config, config))
+
+
+def test_generators_learn_tokens_and_other_models_images() -> None:
+    dit, vae = RECIPES["dit_cpu"](), RECIPES["vae_tokenizer_cpu"]()
+    assert dit.data.tokenizer == vae.out / "weights"
+    with pytest.raises(ValueError, match=r"data\.tokenizer is missing; a generator learns tokens"):
+        check(replace(dit, data=replace(dit.data, tokenizer=None)), ranks=1)
+    with pytest.raises(ValueError, match="but ConvVAEConfig is a model of images; leave it out"):
+        check(replace(vae, data=dit.data), ranks=1)
+
+
+@pytest.mark.parametrize("where", ["cpu", "gpu"])
+def test_recipes_of_generators_fit_their_tokenizers_and_differ_in_the_objective_only(where: str) -> None:
+    shared = set()
+    for kind in ("dit", "maskgit", "mar", "givt"):
+        config = RECIPES[f"{kind}_{where}"]()
+        tokenizer: Any = RECIPES["vq_tokenizer_" + where if kind == "maskgit" else "vae_tokenizer_" + where]().model
+        model: Any = config.model
+        assert config.data.tokenizer is not None and config.data.split == "composition"
+        assert model.image_size == tokenizer.image_size and model.side == tokenizer.image_size // tokenizer.patch
+        assert model.codes == tokenizer.codes if kind == "maskgit" else model.channels == tokenizer.channels
+        shared.add((model.trunk, config.optimiser, config.steps, config.batch_size))
+    assert len(shared) == 1
+
+
+def test_jepas_target_comes_to_rest_with_the_training() -> None:
+    config: Any = RECIPES["maskgit_jepa_cpu"]()
+    assert config.model.jepa.rate_steps == config.steps
+    assert replace(config.model, jepa=None) == RECIPES["maskgit_cpu"]().model

@@ -9,6 +9,15 @@ from typing import Any
 import pytest
 import torch
 
+from compgen_fast.generate.config import (
+    ConditioningConfig,
+    DiTConfig,
+    GIVTConfig,
+    JepaConfig,
+    MARConfig,
+    MaskGITConfig,
+    TrunkConfig,
+)
 from compgen_fast.models.build import build
 from compgen_fast.models.config import (
     DecoderConfig,
@@ -33,6 +42,13 @@ VAE = SlotVAEConfig(
 )
 REPLAY = ReplayConfig(VAE, bank=5)
 SUPERVISED = SupervisedConfig(image_size=8, slots=2, slot_dim=4, encoder=ENCODER)
+TRUNK = TrunkConfig(8, 2, 2)
+GENERATORS = (
+    DiTConfig(2, TRUNK),
+    MaskGITConfig(2, TRUNK, codes=5, jepa=JepaConfig(layers=(1,))),
+    MARConfig(2, TRUNK, head_width=8),
+    GIVTConfig(2, TRUNK, ConditioningConfig("both")),
+)
 FACTORS = (Factor("shape", ("disc", "square")), Factor("x", None, -1.0, 1.0))
 
 
@@ -43,7 +59,11 @@ def exported(config: ModelConfig, folder: Path, seed: int = 0) -> dict[str, torc
     return state
 
 
-@pytest.mark.parametrize("config", [VAE, SUPERVISED, REPLAY], ids=["vae", "supervised", "replay"])
+@pytest.mark.parametrize(
+    "config",
+    [VAE, SUPERVISED, REPLAY, *GENERATORS],
+    ids=["vae", "supervised", "replay", *(type(config).__name__ for config in GENERATORS)],
+)
 def test_an_exported_model_comes_back_from_its_folder_alone(tmp_path: Path, config: ModelConfig) -> None:
     state = exported(config, tmp_path / "weights")
     model = load_model(tmp_path / "weights")

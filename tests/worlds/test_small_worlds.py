@@ -29,6 +29,14 @@ def test_shapes2d_shows_the_compositions_of_its_levels(part: str, continuous: bo
     assert len({(codes == code).sum() for code in set(codes.tolist())}) == 1  # each as often
 
 
+@pytest.mark.parametrize("part", ["train", "validation", "test"])
+def test_the_split_all_of_shapes2d_holds_nothing_out(part: str) -> None:
+    world = Shapes2D(16)
+    codes = world.composition(world.split("all", part).values(np.arange(240)))
+    assert np.bincount(codes).tolist() == [30] * len(COMPOSITIONS)
+    assert not world.matrix("all").level.any() and world.matrix("composition").level.max() == 2
+
+
 def test_continuous_factors_keep_clear_of_the_middle() -> None:
     values = Shapes2D(16, continuous=True).split("composition").values(np.arange(1_000))
     for name in ("shape", "colour", "size"):

@@ -7,9 +7,8 @@
     plan_a.py    tokens that render themselves; the interaction penalty with its controls
     plan_b.py    how many bumps it takes, alone and with stripes
     plan.py      the jobs of a scale
-    queue.py     runs the jobs, one per core; goes on where it was cut off
     claims.py    what was claimed, and whether it holds
-    study.py     the whole: jobs, results.json, tables, page
+    study.py     the whole: jobs (by studies/queue.py), results.json, tables, page
 
 Read docs/bumps.md first.
 """

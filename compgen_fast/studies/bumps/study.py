@@ -12,7 +12,7 @@ from rich.console import Console
 
 from compgen_fast.report import bumps as report
 from compgen_fast.report.study import PICTURES, RESULTS
-from compgen_fast.studies.bumps import queue
+from compgen_fast.studies import queue
 from compgen_fast.studies.bumps.claims import claims, exponents
 from compgen_fast.studies.bumps.failure import FewShot, Naive
 from compgen_fast.studies.bumps.plan import Job, PartName, ScaleName, plan
@@ -24,7 +24,7 @@ from compgen_fast.studies.record import versions
 
 def run(scale: ScaleName, part: PartName, out: Path, workers: int | None = None) -> int:
     """Runs the study or a part, or goes on with it, and tells of all that is done by now."""
-    queue.run(plan(scale, part), out, workers or max(1, os.cpu_count() or 1), Console(stderr=True))
+    queue.run(plan(scale, part), _work, out, workers or max(1, os.cpu_count() or 1), Console(stderr=True))
     jobs = [job for job in plan(scale, "all") if queue.done(job, out)]
     results = gathered(jobs, scale, part, out)
     (out / RESULTS).write_text(json.dumps(results, indent=1) + "\n")
@@ -33,6 +33,10 @@ def run(scale: ScaleName, part: PartName, out: Path, workers: int | None = None)
     Console().print(report.tables(results))
     print(f"page: {page}")
     return 0
+
+
+def _work(job: Job, _: Path) -> queue.Found:
+    return job.run()
 
 
 def gathered(jobs: Sequence[Job], scale: ScaleName, part: PartName, out: Path) -> dict[str, Any]:

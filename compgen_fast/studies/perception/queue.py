@@ -83,7 +83,7 @@ def _claimed(job: Job, out: Path) -> Path:
 
 def _pack(config: DataConfig, image_size: int) -> None:
     """Packs the shards that jobs share, before several of them would at once."""
-    data.shards(config, image_size, Ranks.alone())
+    data.image_shards(config, image_size, Ranks.alone())
 
 
 def _progress(console: Console) -> Progress:

@@ -5,18 +5,13 @@ many ranks as the process was started as. A run that was cut off goes on from it
 left alone. Lines of progress on stdout are for queue.py.
 """
 
-import os
 import sys
-from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
+from compgen_fast.studies import training
 from compgen_fast.studies.perception.plan import Job
-from compgen_fast.train import folder as run_folder
-from compgen_fast.train.config import TrainConfig
-from compgen_fast.train.launch import placed
 from compgen_fast.train.loop import Trainer
-from compgen_fast.train.memory import keep_freed_memory
-from compgen_fast.train.ranks import Ranks, joined
 from compgen_fast.train.settings import from_json
 
 JOB = "job.json"
@@ -37,24 +32,18 @@ def told(phase: str, done: int, total: int) -> None:
 def train(folder: Path) -> None:
     """Trains what the job asks for and has not yet."""
     job = read_job(folder)
-    keep_freed_memory()
     runs = [(config, phase) for config, phase in ((job.train, "training"), (job.replay, "replay")) if config]
     waiting = [(config, phase) for config, phase in runs if not (config.out / "weights").is_dir()]
     if not waiting:
         return
-    placed(os.environ).export()
-    with joined(job.train.device) as ranks:
+    with training.prepared(job.train.device) as ranks:
         for config, phase in waiting:
-            _train(config, ranks, phase)
+            training.run(config, ranks, partial(_told, phase))
 
 
-def _train(config: TrainConfig, ranks: Ranks, phase: str) -> None:
-    config = replace(config, guard=replace(config.guard, stall=600.0))  # two jobs on two cores may each wait long
-    run_folder.claim(config, True, ranks)
-    with Trainer(config, ranks, quiet=True) as trainer:
-        trainer.told = lambda step: told(phase, step, config.steps) if ranks.first and step % 20 == 0 else None
-        trainer.resume()
-        trainer.train()
+def _told(phase: str, trainer: Trainer) -> None:
+    if trainer.ranks.first and trainer.step % 20 == 0:
+        told(phase, trainer.step, trainer.config.steps)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,8 @@
 """Public data sets on a user's disk, each opened as a ``Source`` with named factors.
 
 ``open_folder("clevr", "CLEVR_v1.0", part="val", resolution=128)`` lists the files and reads the tables; images are
-decoded when samples are asked for. ``held_out`` splits any of them by combinations of two factors.
+decoded when samples are asked for. ``held_out`` splits any of them by combinations of two factors, ``compositions`` by
+three binary ones.
 """
 
 import gc
@@ -15,6 +16,7 @@ from compgen_fast.worlds.adapters.celeba import celeba
 from compgen_fast.worlds.adapters.clevr import clevr, cogent
 from compgen_fast.worlds.adapters.clevrer import clevrer
 from compgen_fast.worlds.adapters.clevrtex import clevrtex
+from compgen_fast.worlds.adapters.compositions import Compositions, compositions
 from compgen_fast.worlds.adapters.folder_source import Tabled, View
 from compgen_fast.worlds.adapters.held_out import HeldOut, held_out
 from compgen_fast.worlds.adapters.image_folder import image_folder
@@ -23,7 +25,9 @@ from compgen_fast.worlds.adapters.layout import FolderError
 from compgen_fast.worlds.adapters.pug import pug_animals, pug_spar
 from compgen_fast.worlds.adapters.shapes3d import shapes3d
 
-__all__ = ["ADAPTERS", "FolderError", "HeldOut", "Tabled", "View", "held_out", "open_folder"]
+__all__ = [
+    "ADAPTERS", "Compositions", "FolderError", "HeldOut", "Tabled", "View", "compositions", "held_out", "open_folder",
+]  # fmt: skip
 
 ADAPTERS: dict[str, Callable[..., Tabled]] = {
     "images": image_folder,

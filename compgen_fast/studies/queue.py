@@ -1,19 +1,20 @@
 """Runs jobs, as many at a time as there are cores, each on one thread; what a job found is kept as soon as it is done.
 
 A job leaves NAME.json (its settings and numbers) and NAME.npz (arrays for the page) in the study's jobs/PART. One that
-is there with the same settings is not run again.
+is there with the same settings is not run again. What a job does is the study's own: a function of the job and the
+study's folder, in a process of its own.
 """
 
 import json
 import os
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict
 from multiprocessing import active_children, get_context
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 import torch
@@ -21,12 +22,31 @@ from numpy.typing import NDArray
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from compgen_fast.studies.bumps.plan import Job
 from compgen_fast.train.memory import keep_freed_memory
 
 
-def run(jobs: Sequence[Job], out: Path, workers: int, console: Console) -> None:
-    """Runs what is not done yet."""
+class Job(Protocol):
+    """A dataclass; its fields are its settings."""
+
+    __dataclass_fields__: ClassVar[dict[str, Any]]
+
+    @property
+    def part(self) -> str: ...
+
+    @property
+    def name(self) -> str: ...
+
+
+Found = tuple[Mapping[str, Any], Mapping[str, NDArray[Any]]]
+"""Numbers, and arrays for the page."""
+Work = Callable[[Any, Path], Found]
+"""Job and the study's folder → what was found. A function of a module, since other processes import it."""
+
+
+def run(
+    jobs: Sequence[Job], work: Work, out: Path, workers: int, console: Console, *, a_process_each: bool = False
+) -> None:
+    """Runs what is not done yet. Jobs that train by DeepSpeed need a process each: it starts only once in one."""
     waiting = [job for job in jobs if not done(job, out)]
     if not waiting:
         return
@@ -35,8 +55,9 @@ def run(jobs: Sequence[Job], out: Path, workers: int, console: Console) -> None:
         console=console,
     ) as progress:  # fmt: skip
         task = progress.add_task("training", total=len(jobs), completed=len(jobs) - len(waiting))
-        with ProcessPoolExecutor(workers, get_context("spawn"), initializer=_alone) as pool:
-            running = {pool.submit(_run, job, out): job for job in waiting}
+        most = 1 if a_process_each else None
+        with ProcessPoolExecutor(workers, get_context("spawn"), initializer=_alone, max_tasks_per_child=most) as pool:
+            running = {pool.submit(_run, job, work, out): job for job in waiting}
             try:
                 for future in as_completed(running):
                     future.result()
@@ -64,7 +85,7 @@ def _path(job: Job, out: Path, suffix: str) -> Path:
 
 
 def _settings(job: Job) -> Any:
-    return json.loads(json.dumps(asdict(job)))
+    return json.loads(json.dumps(asdict(job), default=str))
 
 
 def done(job: Job, out: Path) -> bool:
@@ -86,9 +107,9 @@ def _alone() -> None:
     keep_freed_memory()
 
 
-def _run(job: Job, out: Path) -> None:
+def _run(job: Job, work: Work, out: Path) -> None:
     started = time.perf_counter()
-    numbers, drawn = job.run()
+    numbers, drawn = work(job, out)
     stored = {"settings": _settings(job), "seconds": time.perf_counter() - started, "found": numbers}
     path = _path(job, out, "json")
     path.parent.mkdir(parents=True, exist_ok=True)
