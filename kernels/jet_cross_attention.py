@@ -47,8 +47,8 @@ from .launch import (
     load_tile,
     neighbouring_heads,
     neighbouring_tiles,
+    owned_columns,
     packed_heads,
-    padded,
     same_head,
     split_tiles,
     strides,
@@ -147,10 +147,13 @@ def _softmax(s, alive, S: tl.constexpr, BLOCK_S: tl.constexpr, PACK: tl.constexp
 def _mix(p, v, v_t, side, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr):
     """Weights with slots: the jet Σ_s p v [BLOCK_N, BLOCK_D]."""
     zero = tl.zeros([BLOCK_N, BLOCK_D], tl.float32)
+    o_u = dot(tl.where(side, p[0], 0.0).to(v.dtype), v_t, zero)  # all of v_t, then all of v: one is in registers
+    o_v = dot(tl.where(side, 0.0, p[0]).to(v.dtype), v_t, zero)
+    o_uv = dot(tl.where(side, p[2], p[1]).to(v.dtype), v_t, zero)
     o = dot(p[0].to(v.dtype), v, zero)
-    o_u = dot(p[1].to(v.dtype), v, dot(tl.where(side, p[0], 0.0).to(v.dtype), v_t, zero))
-    o_v = dot(p[2].to(v.dtype), v, dot(tl.where(side, 0.0, p[0]).to(v.dtype), v_t, zero))
-    o_uv = dot(p[3].to(v.dtype), v, dot(tl.where(side, p[2], p[1]).to(v.dtype), v_t, zero))
+    o_u = dot(p[1].to(v.dtype), v, o_u)
+    o_v = dot(p[2].to(v.dtype), v, o_v)
+    o_uv = dot(p[3].to(v.dtype), v, o_uv)
     return o, o_u, o_v, o_uv
 
 
@@ -290,7 +293,7 @@ def _jet_backward_kernel(
     GROUPS: tl.constexpr = H // PACK
     WHOLE: tl.constexpr = BLOCK_D >= WIDTH
     program = tl.program_id(0)
-    own = program % SLICES * OWN + tl.arange(0, OWN)
+    own = (program % SLICES * OWN).to(tl.int64) + tl.arange(0, OWN)
     h = program // SLICES % GROUPS * PACK
     split = (program // (SLICES * GROUPS) % splits).to(tl.int64)
     b = (program // (SLICES * GROUPS) // splits).to(tl.int64)
@@ -315,9 +318,9 @@ def _jet_backward_kernel(
     dk_t = tl.zeros([BLOCK_S, OWN], tl.float32)
     dv = tl.zeros([BLOCK_S, OWN], tl.float32)
     dv_t = tl.zeros([BLOCK_S, OWN], tl.float32)
-    first = split * tiles_per_split
-    for tile in range(first, min(first + tiles_per_split, tl.cdiv(N, BLOCK_N))):
-        start = tile * BLOCK_N
+    first = split * tiles_per_split * BLOCK_N
+    # Addresses are calculated again for each tile: kept, there are more of them than registers.
+    for start in tl.range(first, min(first + tiles_per_split * BLOCK_N, N), BLOCK_N, disable_licm=True):
         inside = pixels < N - start
         q_rows = jet.channels(q + start * q_row, q_stride[0])
         do_rows = jet.reverse(jet.channels(do + start * do_row, do_stride[0]))
@@ -338,6 +341,11 @@ def _jet_backward_kernel(
             )
         p_dp = _head_sums(jet.multiply(p, dp), S, BLOCK_S, PACK)
         ds = jet.scale(jet.multiply(p, jet.subtract(dp, p_dp)), scale)
+        if not WHOLE:  # only now: there are no registers to keep them in before
+            q_tile = _load_pixels(q_rows, q_row, inside, own, CHANNELS, WIDTH, BLOCK_N)
+            do_tile = _load_pixels(do_rows, do_row, inside, own, 4, WIDTH, BLOCK_N)
+            dv, dv_t = _gather(p, do_tile, by_u, dv, dv_t, 4)
+        dk, dk_t = _gather(ds, q_tile, by_u, dk, dk_t, CHANNELS)
         if not WHOLE:
             k_tile = load_slots(k, k_row, alive, own, S, D, BLOCK_S, PACK)
             k_t_tile = load_slots(k_t, k_row, alive, own, S, D, BLOCK_S, PACK)
@@ -349,11 +357,6 @@ def _jet_backward_kernel(
             jet.store(dq_rows, offsets, dq_tile, present, 4)
         else:
             tl.store(dq_rows[0] + offsets, dq_tile[0].to(dq.dtype.element_ty), mask=present)
-        if not WHOLE:  # only now: there are no registers to keep them in before
-            q_tile = _load_pixels(q_rows, q_row, inside, own, CHANNELS, WIDTH, BLOCK_N)
-            do_tile = _load_pixels(do_rows, do_row, inside, own, 4, WIDTH, BLOCK_N)
-            dv, dv_t = _gather(p, do_tile, by_u, dv, dv_t, 4)
-        dk, dk_t = _gather(ds, q_tile, by_u, dk, dk_t, CHANNELS)
 
     row = (tl.arange(0, BLOCK_S) % S)[:, None] * (H * D) + own[None, :]
     to_slot = ((split * 2 * B + b) * S * H + h) * D + row
@@ -365,7 +368,7 @@ def _jet_backward_kernel(
     tl.store(dv_partials + to_tangent, dv_t, mask=present)
 
 
-MOST_SUMMED = 1024  # elements of each of dk, dk_t, dv and dv_t that a program adds up
+MOST_SUMMED = 1024  # elements of each of dk, dk_t, dv and dv_t that a program adds up, for each packed head
 
 
 def forward(
@@ -443,7 +446,7 @@ def backward(
     splits, tiles_per_split = split_tiles(
         triton.cdiv(N, config.BLOCK_N), B * H // pack, 2 * grad_k.numel() * 4, grad.numel() * q.element_size()
     )
-    own = min(padded(pack * D), max(config.BLOCK_D, MOST_SUMMED // config.BLOCK_S))
+    own = owned_columns(config, pack * D, pack * MOST_SUMMED)
     partials = q.new_empty((2, splits, 2, B, S, H, D), dtype=torch.float32)
     with torch.cuda.device_of(q):
         _jet_backward_kernel[(B * splits * H // pack * triton.cdiv(pack * D, own),)](

@@ -33,7 +33,7 @@ import triton.language as tl
 FEWEST_PROGRAMS = 128  # about one per multiprocessor of a large GPU: with fewer, part of it idles
 MOST_PROGRAMS = 512  # some for each multiprocessor: with more, adding the partial sums up takes longer than it gains
 SECTOR = 32  # bytes that memory moves at a time
-WIDEST_TILE = 128  # columns of a tile of several heads
+WIDEST_TILE = 256  # columns of a tile of several heads
 WIDEST_PACK = 256  # bytes of them, where heads share a tile for memory's sake only
 MOST_PACKED = 32  # and rows
 LONG_ROW = 512  # bytes of neighbouring heads that a program walks over: at most 1/16 of the sectors are then shared
@@ -148,6 +148,14 @@ def neighbouring_heads(H: int, D: int, element_size: int) -> int:
 
 def neighbouring_tiles(config: Config) -> int:
     return max(1, FEWEST_PIXELS // config.BLOCK_N)
+
+
+def owned_columns(config: Config, width: int, most: int) -> int:
+    """How many of a head's columns a program adds sums [slots, columns] up for, `most` elements of each.
+
+    All, if there are registers for them: for any of them it reads all columns of its pixels, BLOCK_D at a time.
+    """
+    return min(padded(width), max(config.BLOCK_D, most // config.BLOCK_S))
 
 
 def unit_stride(x: torch.Tensor) -> torch.Tensor:

@@ -18,7 +18,7 @@ import functools
 import importlib
 import itertools
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -342,8 +342,10 @@ class ShippedRow(NamedTuple):
             return (Case(op, direction, "layer", dtype, (4096, D)),)
         if kind == "packed":  # two heads in a tile
             return (Case(op, direction, "masked", dtype, (1, 4096, 2, self.S // 2, self.D // 2 - 1)),)
-        heads = (1, 5) if op == "slot_competition" else (5,)  # five do not share a tile, which would be another row's
-        return tuple(Case(op, direction, "masked", dtype, (1, 4096, H, self.S, D)) for H in heads)
+        whole = Case(op, direction, "masked", dtype, (1, 4096, 5, self.S, D))  # five heads share no tile
+        if op != "slot_competition":
+            return (whole,)
+        return whole, *(replace(whole, sizes=(1, 4096, H, self.S // H, D // H)) for H in (1, 4))
 
 
 @functools.cache
