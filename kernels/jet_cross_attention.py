@@ -24,8 +24,9 @@ kinds: pixels with slots (s and p̂), weights with slots (o and q̂), and weight
 As in slot_cross_attention.py a tile [BLOCK_N, BLOCK_S] holds the whole softmax row, padded and masked slots are never
 read, and an image without slots gets o = 0. Forward one program walks over a few tiles and neighbouring heads; backward
 it owns a head, or PACK heads in one tile (see launch.py), walks over a run of pixel tiles, keeps dk and dv in
-registers, and `launch.sum_partials` ends the sum. A head wider than BLOCK_D is read in chunks of columns;
-backward each chunk of the gradients has a program of its own, which computes p again.
+registers, and `launch.sum_partials` ends the sum. A head wider than BLOCK_D is read in chunks of columns, backward a
+second time for the gradients; and where these have more columns than a program has registers for, each slice of OWN
+columns has a program of its own, which computes p again.
 
 `x_head`, the stride between heads, is known at compile time as `x_row` is (see launch.py): heads of 8, 24 or 40 columns
 are then seen to start at whole 16 bytes, which of a run-time stride is known for multiples of 16 only.
@@ -293,7 +294,7 @@ def _jet_backward_kernel(
     GROUPS: tl.constexpr = H // PACK
     WHOLE: tl.constexpr = BLOCK_D >= WIDTH
     program = tl.program_id(0)
-    own = (program % SLICES * OWN).to(tl.int64) + tl.arange(0, OWN)
+    own = (program % SLICES * OWN).to(tl.int64) + tl.arange(0, OWN)  # 64 bit, as addresses are: one register for all
     h = program // SLICES % GROUPS * PACK
     split = (program // (SLICES * GROUPS) % splits).to(tl.int64)
     b = (program // (SLICES * GROUPS) // splits).to(tl.int64)
@@ -319,8 +320,8 @@ def _jet_backward_kernel(
     dv = tl.zeros([BLOCK_S, OWN], tl.float32)
     dv_t = tl.zeros([BLOCK_S, OWN], tl.float32)
     first = split * tiles_per_split * BLOCK_N
-    # Addresses are calculated again for each tile: kept, there are more of them than registers.
-    for start in tl.range(first, min(first + tiles_per_split * BLOCK_N, N), BLOCK_N, disable_licm=True):
+    # Of chunks addresses are calculated again for each tile: kept, there are more of them than registers.
+    for start in tl.range(first, min(first + tiles_per_split * BLOCK_N, N), BLOCK_N, disable_licm=not WHOLE):
         inside = pixels < N - start
         q_rows = jet.channels(q + start * q_row, q_stride[0])
         do_rows = jet.reverse(jet.channels(do + start * do_row, do_stride[0]))

@@ -26,7 +26,9 @@ SAMPLE = 6  # blocks: `compgen prove` traces more, and shows them
 def test_what_is_moved_is_little_more_than_what_must_be(case: Case) -> None:
     needed = necessary_bytes(case, case.arguments(values=True))
     moved = sum(each.moved for each in launch_work(case, SAMPLE))
-    assert 0.95 * needed <= moved <= MOST_MOVED[case.direction] * needed, f"{moved / needed:.3f} times the necessary bytes"
+    assert 0.95 * needed <= moved <= MOST_MOVED[case.direction] * needed, (
+        f"{moved / needed:.3f} times the necessary bytes"
+    )
 
 
 def test_necessary_is_every_input_once_and_every_result_once() -> None:

@@ -75,6 +75,24 @@ def test_the_model_refuses_what_spills() -> None:
     assert 0 < tuning.modelled(case, row, (16, 32, 4, 1), "sm_80") < 1e-3
 
 
+def test_the_model_refuses_what_moves_too_much(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = next(case for case in tuning.judged_on(ROW) if case.sizes[-1] == 32)
+    assert 0 < tuning.modelled(case, ROW, SHIPPED, "sm_80") < 1e-3
+    monkeypatch.setitem(tuning.MOST_MOVED, "forward", 1.0)
+    assert tuning.modelled(case, ROW, SHIPPED, "sm_80") == math.inf
+
+
+def test_a_candidate_that_does_not_run_is_not_tried_on_other_shapes() -> None:
+    tried: list[Case] = []
+
+    def refuse(case: Case, *others: object) -> float:
+        tried.append(case)
+        return math.inf
+
+    assert tuning.score(ROW, SHIPPED, "sm_80", refuse) == math.inf
+    assert len(tried) == 1 < len(tuning.judged_on(ROW))
+
+
 @pytest.fixture
 def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A copy of the table, in its place."""
