@@ -35,7 +35,7 @@ MOST_PROGRAMS = 512  # some for each multiprocessor: with more, adding the parti
 SECTOR = 32  # bytes that memory moves at a time
 WIDEST_TILE = 256  # columns of a tile of several heads
 WIDEST_PACK = 256  # bytes of them, where heads share a tile for memory's sake only
-MOST_PACKED = 32  # and rows
+MOST_PACKED = 64  # and rows times the bytes of an element: in fp32, without matrix units, rows take more registers
 LONG_ROW = 512  # bytes of neighbouring heads that a program walks over: at most 1/16 of the sectors are then shared
 FEWEST_PIXELS = 64  # that a program walks over, so that what it reads of the slots is little beside them
 LARGEST_SHARE = 16  # partial sums take at most 1/16 of the memory of the tensor they reduce, unless the GPU would idle
@@ -129,7 +129,7 @@ def packed_heads(H: int, S: int, D: int, element_size: int, *tensors: torch.Tens
 
     One where the heads of a tensor [...,H,D] do not lie side by side.
     """
-    room = min(WIDEST_PACK // (D * element_size), WIDEST_TILE // D, MOST_PACKED // S)
+    room = min(WIDEST_PACK // (D * element_size), WIDEST_TILE // D, MOST_PACKED // (S * element_size))
     fits = [1, *(heads for heads in range(2, room + 1) if H % heads == 0)]
     if any(tensor.stride(-2) != D for tensor in tensors):
         return 1

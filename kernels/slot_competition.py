@@ -12,9 +12,9 @@ and backwards, with du and dw the gradients of u and w,
 
 There are at most 64 slots, so a tile [BLOCK_N, BLOCK_S] holds all slots of its inputs for one head. With one head, the
 usual case, that is the whole softmax row and one pass over k and v does everything. So it is with several heads that
-can be packed into one tile (see launch.py), 256 columns of them. Others take two passes: a first kernel, `_rows_kernel`, walks over the
-heads with a running maximum and leaves two or three numbers per input (maximum, 1/sum, δ), from which each head then
-works alone. a itself is never in memory.
+can be packed into one tile (see launch.py), up to 256 columns of them. Others take two passes: a first kernel,
+`_rows_kernel`, walks over the heads with a running maximum and leaves two or three numbers per input (maximum, 1/sum,
+δ), from which each head then works alone. a itself is never in memory.
 
 One program owns a head, or all of them packed, and a run of tiles of inputs and adds its sums over n up in registers,
 in fp32; a second kernel adds those partial sums in a fixed order. No atomics, so two runs give the same bits. What is
