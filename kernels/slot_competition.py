@@ -38,7 +38,7 @@ from .launch import (
     load_slot_mask,
     load_slots,
     load_tile,
-    owned_columns,
+    padded,
     same_head,
     split_tiles,
     strides,
@@ -430,13 +430,14 @@ def _backward_kernel(
     )
 
 
-MOST_SUMMED = 8192  # elements of u or dq that a program adds up
+MOST_OWNED = 32  # slots of a tile, packed or not, with which a program has registers for u or dq of all columns
 NORMALISE_SPLITS = 8  # partial sums _normalise_kernel reads at a time
 
 
 def _packed_heads(H: int, S: int, D: int, *tensors: torch.Tensor) -> int:
     """All heads, where one tile holds them and they lie side by side; else one."""
-    fits = H * S <= 64 and H * D <= WIDEST_TILE and all(tensor.stride(-2) == D for tensor in tensors)
+    widest = WIDEST_TILE if H * S <= MOST_OWNED else WIDEST_TILE // 2
+    fits = H * S <= 64 and H * D <= widest and all(tensor.stride(-2) == D for tensor in tensors)
     return H if fits else 1
 
 
@@ -460,7 +461,7 @@ def forward(
     mass = q.new_empty((B, S, H), dtype=torch.float32)
     pack = _packed_heads(H, S, D, q, k, v)
     config = tuned_config("slot_competition forward", k, pack * S, pack * D)
-    own = owned_columns(config, pack * D, MOST_SUMMED)
+    own = padded(pack * D) if config.BLOCK_S <= MOST_OWNED else config.BLOCK_D
     tiles = triton.cdiv(N, config.BLOCK_N)
     splits, tiles_per_split = split_tiles(tiles, B * H // pack, u.numel() * 4, k.numel() * k.element_size())
     u_partials = q.new_empty((splits, B, S, H, D), dtype=torch.float32)
@@ -576,7 +577,7 @@ def backward(
     grad_weights = None if grad_weights is None else unit_stride(grad_weights)
     pack = _packed_heads(H, S, D, grad_updates, q, k, v)
     config = tuned_config("slot_competition backward", k, pack * S, pack * D)
-    own = owned_columns(config, pack * D, MOST_SUMMED)
+    own = padded(pack * D) if config.BLOCK_S <= MOST_OWNED else config.BLOCK_D
     tiles = triton.cdiv(N, config.BLOCK_N)
     splits, tiles_per_split = split_tiles(tiles, B * H // pack, grad_q.numel() * 4, k.numel() * k.element_size())
     partials = q.new_empty((1, splits, B, S, H, D), dtype=torch.float32)

@@ -349,7 +349,8 @@ class ShippedRow(NamedTuple):
         whole = Case(op, direction, "masked", dtype, (1, 4096, 5, self.S, D))  # five heads share no tile
         if op != "slot_competition":
             return (whole,)
-        return whole, *(replace(whole, sizes=(1, 4096, H, self.S // H, D // H)) for H in (1, 4))
+        packed = replace(whole, sizes=(1, 4096, 4, self.S // 4, D // 4))
+        return whole, replace(whole, sizes=(1, 4096, 1, self.S, D)), *((packed,) if self.S <= 32 else ())
 
 
 @functools.cache
