@@ -437,7 +437,7 @@ NORMALISE_SPLITS = 8  # partial sums _normalise_kernel reads at a time
 def _packed_heads(H: int, S: int, D: int, *tensors: torch.Tensor) -> int:
     """All heads, where one tile holds them and they lie side by side; else one."""
     widest = WIDEST_TILE if H * S <= MOST_OWNED else WIDEST_TILE // 2
-    fits = H * S <= 64 and H * D <= widest and all(tensor.stride(-2) == D for tensor in tensors)
+    fits = H * S <= 64 and widest >= H * D and all(tensor.stride(-2) == D for tensor in tensors)
     return H if fits else 1
 
 
