@@ -152,6 +152,16 @@ def test_the_command_writes_what_was_chosen_and_shows_what_changed(
     assert [ROW.S, ROW.D, *OTHER] in json.loads(path.read_text())["sm_90"]["kernels"][ROW.kernel]["16 bit"]
 
 
+def test_what_was_chosen_stays_when_the_rest_is_cut_off(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def cut_off(*_: object) -> Iterator[tuple[str, Choice]]:
+        yield "sm_90", Choice(ROW, SHIPPED, OTHER, 2, 1.5)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(tuning, "choices", cut_off)
+    assert main(["tune", "--arch", "sm_90"]) == 130
+    assert [ROW.S, ROW.D, *OTHER] in json.loads(path.read_text())["sm_90"]["kernels"][ROW.kernel]["16 bit"]
+
+
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
