@@ -24,8 +24,9 @@ kinds: pixels with slots (s and p̂), weights with slots (o and q̂), and weight
 As in slot_cross_attention.py a tile [BLOCK_N, BLOCK_S] holds the whole softmax row, padded and masked slots are never
 read, and an image without slots gets o = 0. Forward one program walks over a few tiles and neighbouring heads; backward
 it owns a head, or PACK heads in one tile (see launch.py), walks over a run of pixel tiles, keeps dk and dv in
-registers, and `launch.sum_partials` ends the sum. A head wider than BLOCK_D is read in chunks of columns;
-backward each chunk of the gradients has a program of its own, which computes p again.
+registers, and `launch.sum_partials` ends the sum. A head wider than BLOCK_D is read in chunks of columns, backward a
+second time for the gradients; and where these have more columns than a program has registers for, each slice of OWN
+columns has a program of its own, which computes p again.
 
 `x_head`, the stride between heads, is known at compile time as `x_row` is (see launch.py): heads of 8, 24 or 40 columns
 are then seen to start at whole 16 bytes, which of a run-time stride is known for multiples of 16 only.
@@ -47,6 +48,7 @@ from .launch import (
     load_tile,
     neighbouring_heads,
     neighbouring_tiles,
+    owned_columns,
     packed_heads,
     same_head,
     split_tiles,
@@ -146,10 +148,13 @@ def _softmax(s, alive, S: tl.constexpr, BLOCK_S: tl.constexpr, PACK: tl.constexp
 def _mix(p, v, v_t, side, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr):
     """Weights with slots: the jet Σ_s p v [BLOCK_N, BLOCK_D]."""
     zero = tl.zeros([BLOCK_N, BLOCK_D], tl.float32)
+    o_u = dot(tl.where(side, p[0], 0.0).to(v.dtype), v_t, zero)  # all of v_t, then all of v: one is in registers
+    o_v = dot(tl.where(side, 0.0, p[0]).to(v.dtype), v_t, zero)
+    o_uv = dot(tl.where(side, p[2], p[1]).to(v.dtype), v_t, zero)
     o = dot(p[0].to(v.dtype), v, zero)
-    o_u = dot(p[1].to(v.dtype), v, dot(tl.where(side, p[0], 0.0).to(v.dtype), v_t, zero))
-    o_v = dot(p[2].to(v.dtype), v, dot(tl.where(side, 0.0, p[0]).to(v.dtype), v_t, zero))
-    o_uv = dot(p[3].to(v.dtype), v, dot(tl.where(side, p[2], p[1]).to(v.dtype), v_t, zero))
+    o_u = dot(p[1].to(v.dtype), v, o_u)
+    o_v = dot(p[2].to(v.dtype), v, o_v)
+    o_uv = dot(p[3].to(v.dtype), v, o_uv)
     return o, o_u, o_v, o_uv
 
 
@@ -279,18 +284,20 @@ def _jet_backward_kernel(
     v_head: tl.constexpr,
     D: tl.constexpr,
     PACK: tl.constexpr,
+    OWN: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_S: tl.constexpr,
     BLOCK_D: tl.constexpr,
 ):
     WIDTH: tl.constexpr = PACK * D
-    CHUNKS: tl.constexpr = (WIDTH + BLOCK_D - 1) // BLOCK_D
+    SLICES: tl.constexpr = (WIDTH + OWN - 1) // OWN
     GROUPS: tl.constexpr = H // PACK
+    WHOLE: tl.constexpr = BLOCK_D >= WIDTH
     program = tl.program_id(0)
-    own = program % CHUNKS * BLOCK_D + tl.arange(0, BLOCK_D)
-    h = program // CHUNKS % GROUPS * PACK
-    split = (program // (CHUNKS * GROUPS) % splits).to(tl.int64)
-    b = (program // (CHUNKS * GROUPS) // splits).to(tl.int64)
+    own = (program % SLICES * OWN).to(tl.int64) + tl.arange(0, OWN)  # 64 bit, as addresses are: one register for all
+    h = program // SLICES % GROUPS * PACK
+    split = (program // (SLICES * GROUPS) % splits).to(tl.int64)
+    b = (program // (SLICES * GROUPS) // splits).to(tl.int64)
     pixels = tl.arange(0, BLOCK_N)
     alive = load_slot_mask(slot_mask, mask_stride, b, S, BLOCK_S, PACK)
     by_u = load_slot_mask(side, side_stride, b, S, BLOCK_S, PACK)[None, :]
@@ -301,24 +308,24 @@ def _jet_backward_kernel(
     dq += b * dq_stride[1] + h * D
 
     k_t, v_t = k + k_stride[0], v + v_stride[0]
-    if CHUNKS == 1:  # k and v stay for all tiles
+    if WHOLE:  # k and v stay for all tiles
         k_tile = load_slots(k, k_row, alive, own, S, D, BLOCK_S, PACK)
         k_t_tile = load_slots(k_t, k_row, alive, own, S, D, BLOCK_S, PACK)
         v_tile = load_slots(v, v_row, alive, own, S, D, BLOCK_S, PACK)
         v_t_tile = load_slots(v_t, v_row, alive, own, S, D, BLOCK_S, PACK)
     zero = tl.zeros([BLOCK_N, BLOCK_S], tl.float32)
     zeros = (zero, zero, zero, zero)
-    dk = tl.zeros([BLOCK_S, BLOCK_D], tl.float32)
-    dk_t = tl.zeros([BLOCK_S, BLOCK_D], tl.float32)
-    dv = tl.zeros([BLOCK_S, BLOCK_D], tl.float32)
-    dv_t = tl.zeros([BLOCK_S, BLOCK_D], tl.float32)
-    first = split * tiles_per_split
-    for tile in range(first, min(first + tiles_per_split, tl.cdiv(N, BLOCK_N))):
-        start = tile * BLOCK_N
+    dk = tl.zeros([BLOCK_S, OWN], tl.float32)
+    dk_t = tl.zeros([BLOCK_S, OWN], tl.float32)
+    dv = tl.zeros([BLOCK_S, OWN], tl.float32)
+    dv_t = tl.zeros([BLOCK_S, OWN], tl.float32)
+    first = split * tiles_per_split * BLOCK_N
+    # Of chunks addresses are calculated again for each tile: kept, there are more of them than registers.
+    for start in tl.range(first, min(first + tiles_per_split * BLOCK_N, N), BLOCK_N, disable_licm=not WHOLE):
         inside = pixels < N - start
         q_rows = jet.channels(q + start * q_row, q_stride[0])
         do_rows = jet.reverse(jet.channels(do + start * do_row, do_stride[0]))
-        if CHUNKS == 1:
+        if WHOLE:
             q_tile = _load_pixels(q_rows, q_row, inside, own, CHANNELS, WIDTH, BLOCK_N)
             s = _scores(q_tile, k_tile, k_t_tile, by_u, zeros, CHANNELS)
             p = _softmax(jet.scale(s, scale), alive, S, BLOCK_S, PACK)
@@ -335,22 +342,22 @@ def _jet_backward_kernel(
             )
         p_dp = _head_sums(jet.multiply(p, dp), S, BLOCK_S, PACK)
         ds = jet.scale(jet.multiply(p, jet.subtract(dp, p_dp)), scale)
-        if CHUNKS > 1:
+        if not WHOLE:  # only now: there are no registers to keep them in before
+            q_tile = _load_pixels(q_rows, q_row, inside, own, CHANNELS, WIDTH, BLOCK_N)
+            do_tile = _load_pixels(do_rows, do_row, inside, own, 4, WIDTH, BLOCK_N)
+            dv, dv_t = _gather(p, do_tile, by_u, dv, dv_t, 4)
+        dk, dk_t = _gather(ds, q_tile, by_u, dk, dk_t, CHANNELS)
+        if not WHOLE:
             k_tile = load_slots(k, k_row, alive, own, S, D, BLOCK_S, PACK)
             k_t_tile = load_slots(k_t, k_row, alive, own, S, D, BLOCK_S, PACK)
         dq_rows = jet.channels(dq + start * (H * D), dq_stride[0])
         offsets = pixels[:, None] * (H * D) + own[None, :]
         present = inside[:, None] & (own < WIDTH)[None, :]
-        dq_tile = jet.reverse(_mix(ds, k_tile, k_t_tile, by_u, BLOCK_N, BLOCK_D))
+        dq_tile = jet.reverse(_mix(ds, k_tile, k_t_tile, by_u, BLOCK_N, OWN))
         if CHANNELS == 4:
             jet.store(dq_rows, offsets, dq_tile, present, 4)
         else:
             tl.store(dq_rows[0] + offsets, dq_tile[0].to(dq.dtype.element_ty), mask=present)
-        if CHUNKS > 1:  # only now: there are no registers to keep them in before
-            q_tile = _load_pixels(q_rows, q_row, inside, own, CHANNELS, WIDTH, BLOCK_N)
-            do_tile = _load_pixels(do_rows, do_row, inside, own, 4, WIDTH, BLOCK_N)
-            dv, dv_t = _gather(p, do_tile, by_u, dv, dv_t, 4)
-        dk, dk_t = _gather(ds, q_tile, by_u, dk, dk_t, CHANNELS)
 
     row = (tl.arange(0, BLOCK_S) % S)[:, None] * (H * D) + own[None, :]
     to_slot = ((split * 2 * B + b) * S * H + h) * D + row
@@ -360,6 +367,9 @@ def _jet_backward_kernel(
     tl.store(dk_partials + to_tangent, dk_t, mask=present)
     tl.store(dv_partials + to_slot, dv, mask=present)
     tl.store(dv_partials + to_tangent, dv_t, mask=present)
+
+
+MOST_SUMMED = 1024  # elements of each of dk, dk_t, dv and dv_t that a program adds up, for each packed head
 
 
 def forward(
@@ -437,9 +447,10 @@ def backward(
     splits, tiles_per_split = split_tiles(
         triton.cdiv(N, config.BLOCK_N), B * H // pack, 2 * grad_k.numel() * 4, grad.numel() * q.element_size()
     )
+    own = owned_columns(config, pack * D, pack * MOST_SUMMED)
     partials = q.new_empty((2, splits, 2, B, S, H, D), dtype=torch.float32)
     with torch.cuda.device_of(q):
-        _jet_backward_kernel[(B * splits * H // pack * triton.cdiv(pack * D, config.BLOCK_D),)](
+        _jet_backward_kernel[(B * splits * H // pack * triton.cdiv(pack * D, own),)](
             grad,
             q,
             k,
@@ -473,6 +484,7 @@ def backward(
             H=H,
             D=D,
             PACK=pack,
+            OWN=own,
             **config.options(),
         )
         sum_partials(partials, grad_k, grad_v)

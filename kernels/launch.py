@@ -33,9 +33,9 @@ import triton.language as tl
 FEWEST_PROGRAMS = 128  # about one per multiprocessor of a large GPU: with fewer, part of it idles
 MOST_PROGRAMS = 512  # some for each multiprocessor: with more, adding the partial sums up takes longer than it gains
 SECTOR = 32  # bytes that memory moves at a time
-WIDEST_TILE = 128  # columns of a tile of several heads
+WIDEST_TILE = 256  # columns of a tile of several heads
 WIDEST_PACK = 256  # bytes of them, where heads share a tile for memory's sake only
-MOST_PACKED = 32  # and rows
+MOST_PACKED = 64  # and rows times the bytes of an element: in fp32, without matrix units, rows take more registers
 LONG_ROW = 512  # bytes of neighbouring heads that a program walks over: at most 1/16 of the sectors are then shared
 FEWEST_PIXELS = 64  # that a program walks over, so that what it reads of the slots is little beside them
 LARGEST_SHARE = 16  # partial sums take at most 1/16 of the memory of the tensor they reduce, unless the GPU would idle
@@ -129,7 +129,7 @@ def packed_heads(H: int, S: int, D: int, element_size: int, *tensors: torch.Tens
 
     One where the heads of a tensor [...,H,D] do not lie side by side.
     """
-    room = min(WIDEST_PACK // (D * element_size), WIDEST_TILE // D, MOST_PACKED // S)
+    room = min(WIDEST_PACK // (D * element_size), WIDEST_TILE // D, MOST_PACKED // (S * element_size))
     fits = [1, *(heads for heads in range(2, room + 1) if H % heads == 0)]
     if any(tensor.stride(-2) != D for tensor in tensors):
         return 1
@@ -148,6 +148,14 @@ def neighbouring_heads(H: int, D: int, element_size: int) -> int:
 
 def neighbouring_tiles(config: Config) -> int:
     return max(1, FEWEST_PIXELS // config.BLOCK_N)
+
+
+def owned_columns(config: Config, width: int, most: int) -> int:
+    """How many of a head's columns a program adds sums [slots, columns] up for, `most` elements of each.
+
+    All, if there are registers for them: for any of them it reads all columns of its pixels, BLOCK_D at a time.
+    """
+    return min(padded(width), max(config.BLOCK_D, most // config.BLOCK_S))
 
 
 def unit_stride(x: torch.Tensor) -> torch.Tensor:

@@ -12,13 +12,14 @@ and backwards, with du and dw the gradients of u and w,
 
 There are at most 64 slots, so a tile [BLOCK_N, BLOCK_S] holds all slots of its inputs for one head. With one head, the
 usual case, that is the whole softmax row and one pass over k and v does everything. So it is with several heads that
-can be packed into one tile (see launch.py). Others take two passes: a first kernel, `_rows_kernel`, walks over the
-heads with a running maximum and leaves two or three numbers per input (maximum, 1/sum, δ), from which each head then
-works alone. a itself is never in memory.
+can be packed into one tile (see launch.py), up to 256 columns of them. Others take two passes: a first kernel,
+`_rows_kernel`, walks over the heads with a running maximum and leaves two or three numbers per input (maximum, 1/sum,
+δ), from which each head then works alone. a itself is never in memory.
 
 One program owns a head, or all of them packed, and a run of tiles of inputs and adds its sums over n up in registers,
-in fp32; a second kernel adds those partial sums in a fixed order. No atomics, so two runs give the same bits. A head
-wider than BLOCK_D is split into chunks of columns, each with a program of its own that computes a again.
+in fp32; a second kernel adds those partial sums in a fixed order. No atomics, so two runs give the same bits. What is
+wider than BLOCK_D is read in chunks of columns, a second time for the sums; and where these have more columns than a
+program has registers for, each slice of OWN columns has a program of its own that computes a again.
 
 Masked slots get l = −inf, a = 0, no eps, u = 0 and mass = 0, and are never read. eps lives in fp32: 1e-8 is 0 in fp16.
 """
@@ -37,6 +38,7 @@ from .launch import (
     load_slot_mask,
     load_slots,
     load_tile,
+    padded,
     same_head,
     split_tiles,
     strides,
@@ -215,37 +217,39 @@ def _forward_kernel(
     v_row: tl.constexpr,
     D: tl.constexpr,
     PACK: tl.constexpr,
+    OWN: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_S: tl.constexpr,
     BLOCK_D: tl.constexpr,
 ):
-    # Chunk and head change fastest: programs that run together read neighbouring memory.
+    # Slice and head change fastest: programs that run together read neighbouring memory.
     WIDTH: tl.constexpr = PACK * D
-    CHUNKS: tl.constexpr = (WIDTH + BLOCK_D - 1) // BLOCK_D
+    SLICES: tl.constexpr = (WIDTH + OWN - 1) // OWN
     GROUPS: tl.constexpr = H // PACK
+    WHOLE: tl.constexpr = BLOCK_D >= WIDTH
     program = tl.program_id(0)
-    chunk = program % CHUNKS
-    h = program // CHUNKS % GROUPS * PACK
-    split = (program // (CHUNKS * GROUPS) % splits).to(tl.int64)
-    b = (program // (CHUNKS * GROUPS) // splits).to(tl.int64)  # 64 bit: a batch may hold more than 2³¹ elements
+    h = program // SLICES % GROUPS * PACK
+    split = (program // (SLICES * GROUPS) % splits).to(tl.int64)
+    b = (program // (SLICES * GROUPS) // splits).to(tl.int64)  # 64 bit: a batch may hold more than 2³¹ elements
     inputs = tl.arange(0, BLOCK_N)
     rows = tl.arange(0, BLOCK_S)
-    own = chunk * BLOCK_D + tl.arange(0, BLOCK_D)
+    own = program % SLICES * OWN + tl.arange(0, OWN)
     alive = load_slot_mask(slot_mask, mask_stride, b, S, BLOCK_S, PACK)
-    writes = chunk == 0  # w and mass are the same in all chunks
+    writes = program % SLICES == 0  # w and mass are the same in all slices
     q += b * q_stride[0] + h * q_stride[2]
     k += b * k_stride[0] + h * k_stride[2]
     v += b * v_stride[0] + h * v_stride[2]
 
-    q_tile = load_slots(q, q_row, alive, own, S, D, BLOCK_S, PACK)  # q stays for all tiles
+    if WHOLE:  # q stays for all tiles
+        q_tile = load_slots(q, q_row, alive, own, S, D, BLOCK_S, PACK)
     a_sum = tl.zeros([BLOCK_N, BLOCK_S], tl.float32)
-    av_sum = tl.zeros([BLOCK_S, BLOCK_D], tl.float32)
+    av_sum = tl.zeros([BLOCK_S, OWN], tl.float32)
     first = split * tiles_per_split
     for tile in range(first, min(first + tiles_per_split, tl.cdiv(N, BLOCK_N))):
         start = tile * BLOCK_N
         inside = inputs < N - start
         k_rows = k + start * k_row
-        if CHUNKS == 1:
+        if WHOLE:
             k_tile = load_tile(k_rows, inputs, k_row, inside, own, WIDTH)
             logits = dot(k_tile, tl.trans(q_tile), tl.zeros([BLOCK_N, BLOCK_S], tl.float32))
         else:
@@ -345,20 +349,22 @@ def _backward_kernel(
     dw_row: tl.constexpr,
     D: tl.constexpr,
     PACK: tl.constexpr,
+    OWN: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_S: tl.constexpr,
     BLOCK_D: tl.constexpr,
 ):
     WIDTH: tl.constexpr = PACK * D
-    CHUNKS: tl.constexpr = (WIDTH + BLOCK_D - 1) // BLOCK_D
+    SLICES: tl.constexpr = (WIDTH + OWN - 1) // OWN
     GROUPS: tl.constexpr = H // PACK
+    WHOLE: tl.constexpr = BLOCK_D >= WIDTH
     program = tl.program_id(0)
-    h = program // CHUNKS % GROUPS * PACK
-    split = (program // (CHUNKS * GROUPS) % splits).to(tl.int64)
-    b = (program // (CHUNKS * GROUPS) // splits).to(tl.int64)
+    h = program // SLICES % GROUPS * PACK
+    split = (program // (SLICES * GROUPS) % splits).to(tl.int64)
+    b = (program // (SLICES * GROUPS) // splits).to(tl.int64)
     inputs = tl.arange(0, BLOCK_N)
     rows = tl.arange(0, BLOCK_S)
-    own = program % CHUNKS * BLOCK_D + tl.arange(0, BLOCK_D)
+    own = program % SLICES * OWN + tl.arange(0, OWN)
     alive = load_slot_mask(slot_mask, mask_stride, b, S, BLOCK_S, PACK)
     q += b * q_stride[0] + h * q_stride[2]
     k += b * k_stride[0] + h * k_stride[2]
@@ -368,16 +374,17 @@ def _backward_kernel(
 
     inverse_mass = _reciprocal(tl.load(mass + (b * S + rows % S) * H + h + rows // S, mask=alive, other=0.0))
     du_u = _slot_dot(du, u, du_row, alive, H, S, D, BLOCK_S, BLOCK_D, PACK)
-    q_tile = load_slots(q, q_row, alive, own, S, D, BLOCK_S, PACK)  # q and du stay for all tiles
-    du_tile = load_slots(du, du_row, alive, own, S, D, BLOCK_S, PACK)
-    dq = tl.zeros([BLOCK_S, BLOCK_D], tl.float32)
+    if WHOLE:  # q and du stay for all tiles
+        q_tile = load_slots(q, q_row, alive, own, S, D, BLOCK_S, PACK)
+        du_tile = load_slots(du, du_row, alive, own, S, D, BLOCK_S, PACK)
+    dq = tl.zeros([BLOCK_S, OWN], tl.float32)
     first = split * tiles_per_split
     for tile in range(first, min(first + tiles_per_split, tl.cdiv(N, BLOCK_N))):
         start = tile * BLOCK_N
         inside = inputs < N - start
         k_rows, v_rows = k + start * k_row, v + start * v_row
-        k_tile = load_tile(k_rows, inputs, k_row, inside, own, WIDTH)
-        if CHUNKS == 1:
+        if WHOLE:
+            k_tile = load_tile(k_rows, inputs, k_row, inside, own, WIDTH)
             v_tile = load_tile(v_rows, inputs, v_row, inside, own, WIDTH)
             logits = dot(k_tile, tl.trans(q_tile), tl.zeros([BLOCK_N, BLOCK_S], tl.float32))
             da = dot(v_tile, tl.trans(du_tile), tl.zeros([BLOCK_N, BLOCK_S], tl.float32))
@@ -401,14 +408,19 @@ def _backward_kernel(
             row_delta = tl.sum(a * da, 1)
         else:
             row_delta = tl.load(delta + b * N + start + inputs, mask=inside, other=0.0)
-        dl = (a * (da - row_delta[:, None]) * scale).to(k_tile.dtype)
+        dl = (a * (da - row_delta[:, None]) * scale).to(k.dtype.element_ty)
         share = tl.where(alive[None, :], a + eps, 0.0) * (inverse_mass * GAIN)[None, :]  # (a + eps)/mass, at most 1
-        dk_tile = dot(dl, q_tile, tl.zeros([BLOCK_N, BLOCK_D], tl.float32))
-        dv_tile = dot(share.to(du_tile.dtype), du_tile, tl.zeros([BLOCK_N, BLOCK_D], tl.float32)) / GAIN
+        if not WHOLE:  # only now: there is no memory to keep them in before
+            q_tile = load_slots(q, q_row, alive, own, S, D, BLOCK_S, PACK)
+            du_tile = load_slots(du, du_row, alive, own, S, D, BLOCK_S, PACK)
+        dk_tile = dot(dl, q_tile, tl.zeros([BLOCK_N, OWN], tl.float32))
+        dv_tile = dot(share.to(du.dtype.element_ty), du_tile, tl.zeros([BLOCK_N, OWN], tl.float32)) / GAIN
         to_input = ((b * N + start) * H + h) * D + inputs[:, None] * (H * D) + own[None, :]
         present = inside[:, None] & (own < WIDTH)[None, :]
         tl.store(dk + to_input, dk_tile.to(dk.dtype.element_ty), mask=present)
         tl.store(dv + to_input, dv_tile.to(dv.dtype.element_ty), mask=present)
+        if not WHOLE:
+            k_tile = load_tile(k_rows, inputs, k_row, inside, own, WIDTH)
         dq = dot(tl.trans(dl), k_tile, dq)
 
     tl.store(
@@ -418,12 +430,14 @@ def _backward_kernel(
     )
 
 
+MOST_OWNED = 32  # slots of a tile, packed or not, with which a program has registers for u or dq of all columns
 NORMALISE_SPLITS = 8  # partial sums _normalise_kernel reads at a time
 
 
 def _packed_heads(H: int, S: int, D: int, *tensors: torch.Tensor) -> int:
     """All heads, where one tile holds them and they lie side by side; else one."""
-    fits = H * S <= 64 and H * D <= WIDEST_TILE and all(tensor.stride(-2) == D for tensor in tensors)
+    widest = WIDEST_TILE if H * S <= MOST_OWNED else WIDEST_TILE // 2
+    fits = H * S <= 64 and widest >= H * D and all(tensor.stride(-2) == D for tensor in tensors)
     return H if fits else 1
 
 
@@ -447,6 +461,7 @@ def forward(
     mass = q.new_empty((B, S, H), dtype=torch.float32)
     pack = _packed_heads(H, S, D, q, k, v)
     config = tuned_config("slot_competition forward", k, pack * S, pack * D)
+    own = padded(pack * D) if config.BLOCK_S <= MOST_OWNED else config.BLOCK_D
     tiles = triton.cdiv(N, config.BLOCK_N)
     splits, tiles_per_split = split_tiles(tiles, B * H // pack, u.numel() * 4, k.numel() * k.element_size())
     u_partials = q.new_empty((splits, B, S, H, D), dtype=torch.float32)
@@ -488,7 +503,7 @@ def forward(
                 **config.options(),
             )
             w_to_write = None
-        _forward_kernel[(B * splits * H // pack * triton.cdiv(pack * D, config.BLOCK_D),)](
+        _forward_kernel[(B * splits * H // pack * triton.cdiv(pack * D, own),)](
             q,
             k,
             v,
@@ -515,6 +530,7 @@ def forward(
             H=H,
             D=D,
             PACK=pack,
+            OWN=own,
             **config.options(),
         )
         _normalise_kernel[(B * S * H,)](
@@ -561,6 +577,7 @@ def backward(
     grad_weights = None if grad_weights is None else unit_stride(grad_weights)
     pack = _packed_heads(H, S, D, grad_updates, q, k, v)
     config = tuned_config("slot_competition backward", k, pack * S, pack * D)
+    own = padded(pack * D) if config.BLOCK_S <= MOST_OWNED else config.BLOCK_D
     tiles = triton.cdiv(N, config.BLOCK_N)
     splits, tiles_per_split = split_tiles(tiles, B * H // pack, grad_q.numel() * 4, k.numel() * k.element_size())
     partials = q.new_empty((1, splits, B, S, H, D), dtype=torch.float32)
@@ -599,7 +616,7 @@ def backward(
                 D=D,
                 **config.options(),
             )
-        _backward_kernel[(B * splits * H // pack * triton.cdiv(pack * D, config.BLOCK_D),)](
+        _backward_kernel[(B * splits * H // pack * triton.cdiv(pack * D, own),)](
             grad_updates,
             grad_weights,
             q,
@@ -635,6 +652,7 @@ def backward(
             H=H,
             D=D,
             PACK=pack,
+            OWN=own,
             **config.options(),
         )
         sum_partials(partials, grad_q)

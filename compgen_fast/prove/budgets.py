@@ -4,8 +4,8 @@ Recorded in kernels/budgets.json, one line per kernel and case: registers and sh
 instructions if there were any, and of the bytes that load and store instructions carry at least that share in
 instructions of 128 bits. A change that costs more either is a mistake or is recorded, with the difference shown.
 
-Rules cannot be recorded away: no spills, but for jets of more slots than fit (`crowded`); room for a program, at shapes
-users have for two; matrix units in 16 bit; and pixels moved as wide as their rows are aligned.
+Rules cannot be recorded away: no spills; room for a program, at shapes users have for two; matrix units in 16 bit; and
+pixels moved as wide as their rows are aligned.
 """
 
 from __future__ import annotations
@@ -26,7 +26,6 @@ WIDE = 128  # bits: the most that one thread moves at a time
 
 class Budget(NamedTuple):
     registers: int  # at most
-    spills: int  # bytes, at most; 0 but where `crowded`
     shared: int  # bytes, at most
     loads: int  # percent of the bytes in wide instructions, at least
     stores: int
@@ -72,7 +71,6 @@ def found(row: Row) -> Budget:
     figures = row.figures
     return Budget(
         figures.registers,
-        figures.spills,
         figures.shared,
         _wide_percent(figures.loads),
         _wide_percent(figures.stores),
@@ -130,7 +128,7 @@ def _changes(name: str, architecture: str, old: Budget | None, new: Budget | Non
         return
     for what, before, after in zip(Budget._fields, old, new, strict=True):
         if before != after:
-            better = after < before if what in ("registers", "spills", "shared") else after > before
+            better = after < before if what in ("registers", "shared") else after > before
             yield Change(name, architecture, what, str(before), str(after), "better" if better else "worse")
 
 
@@ -152,7 +150,7 @@ def _over(row: Row, budgets: Budgets) -> Iterator[Breach]:
         yield Breach(row.name, row.architecture, "budget", "one", "none", True)
         return
     mine = found(row)
-    for what in ("registers", "spills", "shared"):
+    for what in ("registers", "shared"):
         most, have = getattr(allowed, what), getattr(mine, what)
         if have > most:
             yield Breach(row.name, row.architecture, what, f"at most {most}", str(have), True)
@@ -173,7 +171,7 @@ def broken_rules(row: Row) -> Iterator[Breach]:
     def broken(what: str, allowed: str, have: object) -> Breach:
         return Breach(row.name, row.architecture, what, allowed, str(have), False)
 
-    if figures.spills and not crowded(row):
+    if figures.spills:
         yield broken("spilled bytes", "0", figures.spills)
     programs = 2 if row.real else 1
     if figures.shared > chip.shared_per_block // programs:
@@ -187,14 +185,6 @@ def broken_rules(row: Row) -> Iterator[Breach]:
         if carried < tiles:
             what = f"bytes that {kind}s of {bits} bits and more carry"
             yield broken(what, f"at least {tiles}, the tiles of pixels", carried)
-
-
-def crowded(row: Row) -> bool:
-    """Jets backward with more than 16 slots in a tile or with packed heads, at the widest heads: eight tiles of pixels,
-    the sums of k and v and all weights are more than the registers hold. What they spill is recorded.
-    """
-    limits = row.kernel == "_jet_backward_kernel" and not row.real
-    return limits and (row.options["BLOCK_S"] > 16 or row.options["PACK"] > 1)
 
 
 # How many tiles of pixels each kernel loads and stores; all else is small beside them.
@@ -235,8 +225,10 @@ def required_width(row: Row, kind: str) -> tuple[int, int]:
     if aligned < 8:
         return 0, 0
     of_slots = ("BLOCK_S",) if case.op != "jet_slot_softmax" else ()
-    blocks = [size for name, size in row.options.items() if name.startswith("BLOCK") and name not in of_slots]
-    tile = math.prod(blocks) * itemsize
+    blocks = {name: size for name, size in row.options.items() if name.startswith("BLOCK") and name not in of_slots}
+    if kind == "store" and "OWN" in row.options:
+        blocks["BLOCK_D"] = row.options["OWN"]  # read in chunks of columns, written whole
+    tile = math.prod(blocks.values()) * itemsize
     loads, stores = TILES[case.op, row.kernel]
     if case.op == "latent_adam" and case.dtype.itemsize == 2:
         loads -= 1  # the gradient is narrower than the state beside which it is read

@@ -18,7 +18,7 @@ import functools
 import importlib
 import itertools
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -307,7 +307,11 @@ REAL = (
 
 RAGGED = (
     *_cases("slot_cross_attention", ("plain", "masked"), ((2, 37, 2, 7, 43),)),
-    *_cases("slot_competition", ("plain", "masked"), ((2, 37, 1, 7, 43), (2, 37, 2, 7, 43), (2, 37, 4, 7, 43))),
+    *_cases(
+        "slot_competition",
+        ("plain", "masked"),
+        ((2, 37, 1, 7, 43), (2, 37, 2, 7, 43), (2, 37, 4, 7, 43), (2, 37, 7, 7, 43)),  # seven heads take two passes
+    ),
     *_cases("jet_cross_attention", ("plain", "masked", "still"), ((2, 37, 2, 7, 43),)),
     *_cases("jet_pointwise", ("gelu", "gelu tanh", "silu", "silu, 3 channels"), ((11, 181),)),
     *_cases("jet_norm", ("layer", "layer, 3 channels", "rms", "rms, no weight"), ((11, 180),)),
@@ -342,8 +346,11 @@ class ShippedRow(NamedTuple):
             return (Case(op, direction, "layer", dtype, (4096, D)),)
         if kind == "packed":  # two heads in a tile
             return (Case(op, direction, "masked", dtype, (1, 4096, 2, self.S // 2, self.D // 2 - 1)),)
-        heads = (1, 5) if op == "slot_competition" else (5,)  # five do not share a tile, which would be another row's
-        return tuple(Case(op, direction, "masked", dtype, (1, 4096, H, self.S, D)) for H in heads)
+        whole = Case(op, direction, "masked", dtype, (1, 4096, 5, self.S, D))  # five heads share no tile
+        if op != "slot_competition":
+            return (whole,)
+        packed = replace(whole, sizes=(1, 4096, 4, self.S // 4, D // 4))
+        return whole, replace(whole, sizes=(1, 4096, 1, self.S, D)), *((packed,) if self.S <= 32 else ())
 
 
 @functools.cache

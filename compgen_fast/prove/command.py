@@ -82,9 +82,10 @@ def run(*, kernel: str | None, arch: str | None, json_path: str | None, record: 
         console.print(
             f"[red]{failure.name} on {failure.architecture}: {failure.why}[/]", soft_wrap=True, highlight=False
         )
-    excessive = [(case, work) for case, work in found.works if work.excess > roofline.most_moved(case)]
+    most = roofline.MOST_MOVED
+    excessive = [(case, work) for case, work in found.works if work.excess > most[case.direction]]
     for case, work in excessive:
-        said = f"{case.name}: moves {work.excess:.2f} times the necessary bytes, allowed {roofline.most_moved(case)}"
+        said = f"{case.name}: moves {work.excess:.2f} times the necessary bytes, allowed {most[case.direction]}"
         console.print(f"[red]{said}[/]", soft_wrap=True, highlight=False)
     wrong = [each for each in found.emulations if each.error is not None and each.why]
     for each in wrong:

@@ -21,7 +21,6 @@ from typing import Any
 
 import torch
 
-from compgen_fast.kernels.launch import WIDEST_TILE
 from compgen_fast.prove.catalogue import Case, configured
 from compgen_fast.prove.chips import CHIPS, Peak
 from compgen_fast.prove.emulate import Emulation, traced
@@ -30,11 +29,6 @@ from compgen_fast.prove.emulator.memory import SECTOR
 SAMPLE = 12  # blocks that are emulated: a multiple of the neighbouring heads, which start at different bytes
 MOST_MOVED = {"forward": 1.15, "backward": 1.3, "step": 1.15}
 """Times the necessary bytes."""
-# Jets in fp32: products are calculated outside of the matrix units, with so many registers that a program has half of a
-# head's columns and reads the others as well. There arithmetic is the bound, by more than twice.
-MOST_MOVED_BY_FP32_JETS = 2.2
-# A softmax over several heads that one tile does not hold takes two passes over the inputs.
-MOST_MOVED_IN_TWO_PASSES = 1.75
 
 
 @dataclass(frozen=True)
@@ -90,15 +84,6 @@ class Prediction:
     seconds: float
     bound: str
     bandwidth_share: float
-
-
-def most_moved(case: Case) -> float:
-    """Bytes that may be moved for each that is necessary."""
-    if case.op == "jet_cross_attention" and case.direction == "backward" and case.dtype == torch.float32:
-        return MOST_MOVED_BY_FP32_JETS
-    if case.op == "slot_competition" and case.sizes[2] * case.sizes[4] > WIDEST_TILE:
-        return MOST_MOVED_IN_TWO_PASSES
-    return MOST_MOVED[case.direction]
 
 
 def work(case: Case, architecture: str = "sm_80") -> Work:

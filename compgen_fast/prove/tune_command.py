@@ -15,7 +15,9 @@ if TYPE_CHECKING:
 
 
 def run(kernel: str | None, arch: str | None, device: str) -> int:
-    """Chooses all rows of the architectures, or those of one kernel, and writes them once all are found."""
+    """Chooses all rows of the architectures, or those of one kernel. Each is written as it is found: nothing is lost
+    when an hour of choosing is cut off.
+    """
     refuse_without_compiler("tune")
     import torch
 
@@ -39,8 +41,8 @@ def run(kernel: str | None, arch: str | None, device: str) -> int:
         task = progress.add_task("rows", total=len(rows) * len(architectures))
         for each in choices(rows, architectures, device):
             found.append(each)
+            write([each], by)
             progress.advance(task)
-    write(found, by)
     console.print(_table(found, by))
     console.print(f"written to {CONFIGS}; next: compgen prove --record", soft_wrap=True)
     return 0

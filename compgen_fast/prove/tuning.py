@@ -7,8 +7,8 @@ on the real shapes that look the row up (`catalogue.REAL`), or at the row's limi
     seconds / seconds that the necessary bytes take at the memory's full bandwidth
 
 With a GPU the seconds are measured. Without one they are modelled (see roofline.py) from the code compiled for the
-architecture: kernels that spill, there or at the limits of their row, or do not fit twice into a multiprocessor are
-out, and of the memory's bandwidth a launch gets the share that is left by
+architecture: kernels that break a rule, there or at the limits of their row (see budgets.py), and those that move too
+much are out, and of the memory's bandwidth a launch gets the share that is left by
 
     balance    blocks that do not divide evenly among the multiprocessors
     latency    bytes on their way in a multiprocessor (loads in the code × threads × blocks side by side) that are fewer
@@ -33,16 +33,18 @@ import torch
 from compgen_fast.kernels import launch as launching
 from compgen_fast.kernels.launch import Config
 from compgen_fast.prove.ahead_of_time import TARGETS, Figures, Launch, cost, recorded_launches
+from compgen_fast.prove.budgets import broken_rules
 from compgen_fast.prove.catalogue import FP16, REAL, Case, ShippedRow, shipped_rows
 from compgen_fast.prove.chips import CHIPS, Chip, occupancy
-from compgen_fast.prove.roofline import LaunchWork, launch_work, necessary_bytes
+from compgen_fast.prove.ladder import Row
+from compgen_fast.prove.roofline import MOST_MOVED, LaunchWork, launch_work, necessary_bytes
 
 PROCESSES = 2
-FINALISTS = 6
+FINALISTS = 4
 LARGEST_TILE = 16 << 10  # bytes
 ROWS = ("jet_norm", "latent_adam")  # whose tiles are whole rows
 MOST_THREADS = 1024  # of a block, on all of them
-SAMPLE = 6  # blocks that are traced for each candidate: enough to compare them
+SAMPLE = {True: 6, False: 2}  # blocks that are traced for each candidate, at real shapes and at limits
 LATENCY = 700e-9  # seconds from a load to its value when the memory is busy, about the same on all of them
 Candidate = tuple[int, int, int, int]
 """BLOCK_N, BLOCK_D, num_warps, num_stages."""
@@ -134,13 +136,24 @@ def modelled(case: Case, row: ShippedRow, candidate: Candidate, architecture: st
     chip, threads = CHIPS[architecture], candidate[2] * CHIPS[architecture].warp_size
     if threads > MOST_THREADS or (row.kernel.startswith(ROWS) and candidate[0] * candidate[1] < 4 * threads):
         return math.inf  # of whole rows, a thread has at least four numbers: 128 bits of fp32
+    if not all(_allowed(each, row.kernel, candidate, architecture) for each in (*row.cases(), case)):
+        return math.inf
     launches, figures = _compiled(case, row.kernel, candidate, architecture)
-    if any(each.spills or each.shared > chip.shared_per_block // 2 for each in figures):
-        return math.inf
-    if any(each.spills for limit in row.cases() for each in _compiled(limit, row.kernel, candidate, architecture)[1]):
-        return math.inf
     works = _works(case, row.kernel, candidate[:2])
+    if case in REAL and sum(each.moved for each in works) > MOST_MOVED[case.direction] * _necessary(case):
+        return math.inf
     return sum(_seconds(*each, chip) for each in zip(launches, figures, works, strict=True))
+
+
+def _allowed(case: Case, kernel: str, candidate: Candidate, architecture: str) -> bool:
+    """Whether no rule is broken that cannot be recorded away (see budgets.py)."""
+    return not any(
+        next(
+            broken_rules(Row("", architecture, case, launch.name, case in REAL, launch.options, each, frozenset())),
+            None,
+        )
+        for launch, each in zip(*_compiled(case, kernel, candidate, architecture), strict=True)
+    )
 
 
 @functools.cache
@@ -156,7 +169,7 @@ def _compiled(
 def _works(case: Case, kernel: str, tile: tuple[int, int]) -> tuple[LaunchWork, ...]:
     """What a case moves and calculates depends on the tile only: not on warps, stages and the architecture."""
     with launched_as(kernel, (*tile, 4, 1)):
-        return launch_work(case, SAMPLE)
+        return launch_work(case, SAMPLE[case in REAL])
 
 
 def _seconds(launch: Launch, figures: Figures, work: LaunchWork, chip: Chip) -> float:
@@ -196,8 +209,12 @@ def measured(case: Case, row: ShippedRow, candidate: Candidate, architecture: st
 
 def score(row: ShippedRow, candidate: Candidate, architecture: str, judge: Judge) -> float:
     bandwidth = CHIPS[architecture].peak.bandwidth
-    ratios = [judge(case, row, candidate, architecture) * bandwidth / _necessary(case) for case in judged_on(row)]
-    return sum(ratios) / len(ratios)
+    total, cases = 0.0, judged_on(row)
+    for case in cases:
+        total += judge(case, row, candidate, architecture) * bandwidth / _necessary(case)
+        if total == math.inf:  # it runs nowhere then, and the others need not be compiled
+            break
+    return total / len(cases)
 
 
 @functools.cache

@@ -133,6 +133,12 @@ def test_narrow_loads_of_aligned_pixels_are_a_breach_whatever_was_recorded() -> 
     assert "stores of 128 bits" in sentence(made_row(stores={64: 64}), of(made_row(stores={64: 64})))
 
 
+def test_what_is_read_in_chunks_is_stored_whole() -> None:
+    chunks = replace(made_row(), options=made_row().options | {"OWN": 128})
+    assert required_width(chunks, "load") == (128, 64 * 64 * 2)
+    assert required_width(chunks, "store") == (128, 64 * 128 * 2)
+
+
 def test_rows_that_are_not_aligned_may_be_loaded_narrowly() -> None:
     odd = made_row(case=replace(CASE, sizes=(1, 16384, 12, 7, 43)), loads={16: 8}, stores={16: 8})
     assert odd.real and not list(broken_rules(odd))

@@ -12,14 +12,17 @@ if os.environ.get("TRITON_INTERPRET") == "1":
     pytest.skip("the interpreter is on: start pytest without TRITON_INTERPRET", allow_module_level=True)
 pytest.importorskip("triton")
 
+from compgen_fast.kernels.launch import Config, owned_columns
 from compgen_fast.prove.ahead_of_time import TARGETS, identity
 from compgen_fast.prove.catalogue import (
+    BF16,
     KERNELS,
     OPS,
     RAGGED,
     REAL,
     SHORT,
     Case,
+    Direction,
     ShippedRow,
     compilations,
     directions,
@@ -41,8 +44,9 @@ def test_every_file_of_kernels_is_in_the_catalogue() -> None:
     assert {path.stem for path in KERNELS.glob("*.py")} - SHARED_FILES == set(OPS)
 
 
-def test_every_kernel_is_compiled_at_a_real_shape() -> None:
-    assert {launch.name for case in REAL for launch in launches(case, "sm_80")} == jitted()
+def test_every_kernel_is_compiled_at_a_real_shape_but_for_that_of_more_heads_than_anyone_has() -> None:
+    assert {launch.name for case in REAL for launch in launches(case, "sm_80")} == jitted() - {"_rows_kernel"}
+    assert {each.launch.name for each in compilations("sm_80").values()} == jitted()
 
 
 def test_every_kernel_is_emulated() -> None:
@@ -75,6 +79,22 @@ def test_nothing_is_compiled_twice(architecture: str) -> None:
     same = {identity(each.launch, TARGETS[architecture]) for each in found.values()}
     made = sum(len(launches(case, architecture)) for case in (*REAL, *shipped(architecture)))
     assert len(same) == len(found) < made
+
+
+@pytest.mark.parametrize("direction", ["forward", "backward"])
+def test_competition_reads_its_inputs_once_while_a_tile_holds_all_heads(direction: Direction) -> None:
+    def kernels(heads: int) -> set[str]:
+        case = Case("slot_competition", direction, "plain", BF16, (1, 256, heads, 7, 64))
+        return {launch.name for launch in launches(case, "sm_80")}
+
+    assert "_rows_kernel" not in kernels(4)
+    assert "_rows_kernel" in kernels(5)
+
+
+def test_a_program_owns_all_columns_whose_sums_it_has_registers_for() -> None:
+    few, many = Config(16, 32, 16, 8, 1), Config(16, 32, 64, 8, 1)
+    assert [owned_columns(few, width, 1024) for width in (7, 43, 64, 256)] == [16, 64, 64, 64]
+    assert [owned_columns(many, width, 1024) for width in (43, 256)] == [32, 32]  # no fewer than are read at a time
 
 
 def test_a_kernel_that_several_ops_launch_knows_all_of_them() -> None:

@@ -75,6 +75,24 @@ def test_the_model_refuses_what_spills() -> None:
     assert 0 < tuning.modelled(case, row, (16, 32, 4, 1), "sm_80") < 1e-3
 
 
+def test_the_model_refuses_what_moves_too_much(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = next(case for case in tuning.judged_on(ROW) if case.sizes[-1] == 32)
+    assert 0 < tuning.modelled(case, ROW, SHIPPED, "sm_80") < 1e-3
+    monkeypatch.setitem(tuning.MOST_MOVED, "forward", 1.0)
+    assert tuning.modelled(case, ROW, SHIPPED, "sm_80") == math.inf
+
+
+def test_a_candidate_that_does_not_run_is_not_tried_on_other_shapes() -> None:
+    tried: list[Case] = []
+
+    def refuse(case: Case, *others: object) -> float:
+        tried.append(case)
+        return math.inf
+
+    assert tuning.score(ROW, SHIPPED, "sm_80", refuse) == math.inf
+    assert len(tried) == 1 < len(tuning.judged_on(ROW))
+
+
 @pytest.fixture
 def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A copy of the table, in its place."""
@@ -131,6 +149,16 @@ def test_the_command_writes_what_was_chosen_and_shows_what_changed(
     assert main(["tune", "--kernel", "slot_cross_attention", "--arch", "sm_90"]) == 0
     printed = capsys.readouterr().out
     assert "1 of 1 configurations changed, modelled" in printed and "compgen prove --record" in printed
+    assert [ROW.S, ROW.D, *OTHER] in json.loads(path.read_text())["sm_90"]["kernels"][ROW.kernel]["16 bit"]
+
+
+def test_what_was_chosen_stays_when_the_rest_is_cut_off(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def cut_off(*_: object) -> Iterator[tuple[str, Choice]]:
+        yield "sm_90", Choice(ROW, SHIPPED, OTHER, 2, 1.5)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(tuning, "choices", cut_off)
+    assert main(["tune", "--arch", "sm_90"]) == 130
     assert [ROW.S, ROW.D, *OTHER] in json.loads(path.read_text())["sm_90"]["kernels"][ROW.kernel]["16 bit"]
 
 
