@@ -106,9 +106,15 @@ def write(budgets: Budgets, path: Path) -> None:
     path.write_text("{\n" + ",\n".join(lines) + "\n}\n")
 
 
-def recorded(rows: Iterable[Row], old: Budgets, gone: Container[str] = ()) -> tuple[Budgets, list[Change]]:
-    """The budgets with these rows' figures in them, without those of kernels that are gone, and what that changes."""
-    budgets: Budgets = {name: dict(chips) for name, chips in old.items() if name not in gone}
+def recorded(rows: Iterable[Row], old: Budgets, gone: Container[tuple[str, str]] = ()) -> tuple[Budgets, list[Change]]:
+    """The budgets with these rows' figures in them, without those of kernels that are ``gone`` from an architecture,
+    and what that changes.
+    """
+    kept = {
+        name: {chip: budget for chip, budget in chips.items() if (name, chip) not in gone}
+        for name, chips in old.items()
+    }
+    budgets: Budgets = {name: chips for name, chips in kept.items() if chips}
     for row in rows:
         budgets.setdefault(row.name, {})[row.architecture] = found(row)
     return budgets, [

@@ -107,8 +107,9 @@ def _record(found: Ladder, over: set[tuple[str, str]], everything: bool, console
 
     old = budgets.read(budgets.PATH)
     good = [row for row in found.rows if (row.name, row.architecture) not in over]
-    there = {row.name for row in found.rows} | {failure.name for failure in found.failures}
-    new, changes = budgets.recorded(good, old, gone=set(old) - there if everything else set())
+    there = {(each.name, each.architecture) for each in (*found.rows, *found.failures)}
+    gone = {(name, chip) for name, chips in old.items() for chip in chips} - there if everything else set()
+    new, changes = budgets.recorded(good, old, gone)
     for change in changes[:SHOWN_CHANGES]:
         console.print(str(change), soft_wrap=True, highlight=False, style="red" if change.verdict == "worse" else "")
     if len(changes) > SHOWN_CHANGES:

@@ -150,8 +150,8 @@ def test_the_matrix_units_of_gfx942_leave_64_bits_to_store() -> None:
 
 
 def test_recording_shows_what_changes_and_for_better_or_worse(tmp_path: Path) -> None:
-    old = of(made_row(registers=60, shared=9000)) | {"gone": {"sm_80": Budget(1, 0, 1, 1, 1, False)}}
-    new, changes = recorded([made_row(), made_row("sm_90")], old, gone={"gone"})
+    old = of(made_row(registers=60, shared=9000)) | {"gone": {"sm_80": Budget(1, 1, 1, 1, False)}}
+    new, changes = recorded([made_row(), made_row("sm_90")], old, gone={("gone", "sm_80")})
     assert [str(change).split(": ")[-1] for change in changes if change.verdict == "better"] == ["shared 9000 → 8192"]
     assert [str(change).split(": ")[-1] for change in changes if change.verdict == "worse"] == ["registers 60 → 64"]
     assert [change.name for change in changes if change.verdict == "gone"] == ["gone"]
@@ -160,6 +160,9 @@ def test_recording_shows_what_changes_and_for_better_or_worse(tmp_path: Path) ->
     assert read(tmp_path / "budgets.json") == new and not breaches([made_row()], new)
     kept, _ = recorded([made_row()], old)
     assert "gone" in kept
+    name = made_row().name
+    fewer, _ = recorded([made_row("sm_90")], new, gone={(name, "sm_80")})
+    assert [*fewer[name]] == ["sm_90"]  # gone from one architecture, and still there on another
 
 
 # ------------------------------------------------------------------------------------------ broken on purpose

@@ -106,7 +106,7 @@ def test_a_spill_cannot_be_recorded(climb: Climb, capsys: pytest.CaptureFixture[
 def test_recording_everything_forgets_what_is_gone(climb: Climb) -> None:
     climb.record()
     all_there = climb.budgets.read_text()
-    more = budgets.read(climb.budgets) | {"gone": {"sm_80": budgets.Budget(1, 0, 1, 1, 1, False)}}
+    more = budgets.read(climb.budgets) | {"gone": {"sm_80": budgets.Budget(1, 1, 1, 1, False)}}
     budgets.write(more, climb.budgets)
     assert cli.main(["prove", "--record", "--arch", "sm_80"]) == 0 and "gone" in climb.budgets.read_text()
     assert cli.main(["prove", "--record"]) == 0 and climb.budgets.read_text() == all_there
