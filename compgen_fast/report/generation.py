@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 NAME, VERSION = "generation", 1
+ASKED = "asked for"
 _NEEDED = (
     "command", "scale", "part", "seeds", "versions", "written", "job_seconds", "tokenizers", "runs", "claims",
 )  # fmt: skip
@@ -134,8 +135,8 @@ def _part(part: str, groups: Mapping[str, Sequence[Run]], arrays: Arrays) -> str
 
 
 def _samples(groups: Mapping[str, Sequence[Run]], arrays: Arrays) -> dict[str, NDArray[np.uint8]]:
-    """The first seed's images of each variation, at the last step."""
-    names = {label: f"{runs[0]['name']}-seed{runs[0]['seed']}" for label, runs in groups.items()}
+    """Real images of the factors that were asked for, and the first seed's of each variation, at the last step."""
+    names = {ASKED: ASKED} | {label: f"{runs[0]['name']}-seed{runs[0]['seed']}" for label, runs in groups.items()}
     return {label: arrays[name] for label, name in names.items() if name in arrays}
 
 

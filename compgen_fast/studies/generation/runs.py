@@ -87,7 +87,7 @@ def run(job: Run, out: Path) -> Found:
     last: dict[str, Any] = {}
     with training.prepared(job.train.device) as ranks:
         training.run(job.train, ranks, lambda trainer: _ask(trainer, job, asking, last))
-    arrays = {"samples": _shown(last["images"], job.images)}
+    arrays = {"samples": shown(last["images"], job.images)}
     numbers: dict[str, Any] = {
         "name": job.variation.name,
         "objective": job.variation.objective,
@@ -122,7 +122,7 @@ def _ask(trainer: Trainer, job: Run, asking: Asking, last: dict[str, Any]) -> No
     path.with_suffix(".new").replace(path)
 
 
-def _shown(images: Tensor, each: int) -> NDArray[np.uint8]:
+def shown(images: Tensor, each: int) -> NDArray[np.uint8]:
     """The first images of each composition, uint8 [8, SHOWN, H, W, 3], in the order of `prepare.COMPOSITIONS`."""
     counts = prepare.SHARES.values()
     parts = zip(images.split([count * each for count in counts]), counts, strict=True)

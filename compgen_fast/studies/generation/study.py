@@ -35,8 +35,7 @@ def run(scale: ScaleName, part: PartName, out: Path, workers: int | None = None)
     done = [job for job in plan(scale, "all", out) if queue.done(job, out)]
     results = gathered(done, scale, part, out)
     (out / RESULTS).write_text(json.dumps(results, indent=1) + "\n")
-    pictures: dict[str, Any] = {job.name: queue.arrays(job, out)["samples"] for job in done}
-    np.savez_compressed(out / PICTURES, **pictures)
+    np.savez_compressed(out / PICTURES, **pictures(done, out))
     page = report.write(out)
     Console().print(report.tables(results))
     print(f"page: {page}")
@@ -48,6 +47,13 @@ def _pack(jobs: Sequence[TokenizerJob | Run]) -> None:
     shared = {(job.train.data, data.kind_of(job.train.model)): job.train for job in jobs}
     for config in shared.values():
         data.shards(config, Ranks.alone())
+
+
+def pictures(jobs: Sequence[Run], out: Path) -> dict[str, Any]:
+    """What generators made under their names, and the images that have the factors they were asked for."""
+    first = jobs[0]
+    real = runs.shown(prepare.unseen_images(first.train, first.images)[0], first.images)
+    return {report.ASKED: real} | {job.name: queue.arrays(job, out)["samples"] for job in jobs}
 
 
 def gathered(jobs: Sequence[Run], scale: ScaleName, part: PartName, out: Path) -> dict[str, Any]:
