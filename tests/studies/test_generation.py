@@ -60,7 +60,7 @@ def test_what_differs_between_jobs_is_the_variation_alone() -> None:
         )
         for layers in ((), (7, 9, 11))
     )
-    assert isinstance(with_jepa.model, MaskGITConfig) and with_jepa.model.jepa == JepaConfig(rate_steps=2_000)
+    assert isinstance(with_jepa.model, MaskGITConfig) and with_jepa.model.jepa == JepaConfig(rate_steps=1_600)
     assert replace(with_jepa, model=replace(with_jepa.model, jepa=None), out=plain.out) == plain
 
 

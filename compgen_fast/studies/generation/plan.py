@@ -111,8 +111,8 @@ SCALES = {
         jepa=((2, 4),),
     ),
     "cpu": Scale(
-        seeds=2, size=20_000, probe_steps=1_500, tokenizer_steps=6_000, trunk=TrunkConfig(64, 12, 4), steps=2_000,
-        batch_size=64, rate=2e-3, every=250, images=48, objectives=get_args(ObjectiveName), told=get_args(Told),
+        seeds=2, size=20_000, probe_steps=1_500, tokenizer_steps=6_000, trunk=TrunkConfig(64, 12, 4), steps=1_600,
+        batch_size=64, rate=2e-3, every=200, images=48, objectives=get_args(ObjectiveName), told=get_args(Told),
         jepa=(PAPERS_LAYERS, (6,), (3, 5, 7)),
     ),
     "gpu": Scale(
@@ -142,18 +142,18 @@ def tokenizers(scale: ScaleName, out: Path) -> list[TokenizerJob]:
 
 
 def plan(scale: ScaleName, part: PartName, out: Path) -> list[Run]:
-    """One seed of everything first, so that a study that is cut off has something to compare."""
+    """Seed by seed, so that a study that is cut off has something to compare; last, what only one seed is spent on."""
     chosen = SCALES[scale]
+    wanted = variations(chosen, part)
+    repeated = [each for each in wanted if each.jepa in ((), chosen.jepa[0])]
     return [
-        _run(variation, seed, scale, out)
-        for seed in range(chosen.seeds)
-        for variation in variations(chosen, part)
-        if seed == 0 or variation.jepa in ((), chosen.jepa[0])
+        *(_run(each, seed, scale, out) for seed in range(chosen.seeds) for each in repeated),
+        *(_run(each, 0, scale, out) for each in wanted if each not in repeated),
     ]
 
 
 def variations(scale: Scale, part: PartName) -> list[Variation]:
-    """What a part compares; the slowest first, so that no core is left with one at the end."""
+    """What a part compares."""
     jepa = [Variation("maskgit", jepa=layers) for layers in scale.jepa]
     objectives = [Variation(objective) for objective in scale.objectives]
     told = [Variation("dit-vae", kind) for kind in scale.told]
@@ -203,7 +203,9 @@ def model(variation: Variation, scale: Scale, tokenizer: TrainConfig) -> Objecti
     match variation.objective:
         case "maskgit":
             assert isinstance(tokens, VQVAEConfig)
-            return MaskGITConfig(codes=tokens.codes, **shared)  # type: ignore[arg-type]
+            # Without smoothing: of what it gives to wrong codes, sampling draws one in ten. With the usual 0.1, 94 % of
+            # seen compositions came out.
+            return MaskGITConfig(codes=tokens.codes, label_smoothing=0.0, **shared)  # type: ignore[arg-type]
         case "mar":
             return MARConfig(channels=tokens.channels, head_width=2 * scale.trunk.width, **shared)  # type: ignore[arg-type]
         case "givt":
