@@ -98,7 +98,7 @@ def measure_training(sizes: Sequence[StepSize], seconds: float, stamped: Stamp) 
 def training_rows(size: StepSize, found: Found, stamped: Stamp) -> list[Row]:
     """One for each peer; without times where a loss is wrong, or the peer is absent."""
     wrong = {name: error for name, error in found.errors.items() if not error <= MOST_ERROR}
-    gate = "".join(f"gate: {n}'s first loss is {e:.0e} off the fp64 one" for n, e in [*wrong.items()][:1])
+    gate = "".join(f"gate: the first loss of {n} is {e:.0e} off the fp64 one" for n, e in [*wrong.items()][:1])
     return [
         training_row(size, peer, found, gate, stamped)
         for peer in (*(name for name in found.ms if name != "ours"), *found.absent)

@@ -13,28 +13,27 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from multiprocessing import get_context
 from pathlib import Path
-from typing import cast
+from typing import Any, Self, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_
 
 from compgen_fast.bench import stream_peers
 from compgen_fast.bench.generate_peers import AWAKE, EagerGenerator, Ours, SameDraws, StepSize, encoded
 from compgen_fast.bench.harness import FEWEST_ROUNDS, MOST_ROUNDS, quiet_process
 from compgen_fast.generate.build import build
-from compgen_fast.generate.generator import Generator
-from compgen_fast.generate.latents import TokenStream
+from compgen_fast.generate.config import ObjectiveConfig
+from compgen_fast.generate.latents import TokenStream, cache
 from compgen_fast.models.tokenizer import VQVAE, ConvVAE
 from compgen_fast.recipes import generators
-from compgen_fast.stream import ShardStream, pack
+from compgen_fast.stream import Batch, ShardStream, pack
 from compgen_fast.train import data
-from compgen_fast.train.config import OptimiserConfig, TrainConfig
-from compgen_fast.train.export import export
+from compgen_fast.train.config import DataConfig, TrainConfig
 from compgen_fast.train.launch import placed
 from compgen_fast.train.loop import Trainer
 from compgen_fast.train.ranks import Ranks, joined
@@ -75,6 +74,7 @@ def process(threads: int) -> Iterator[Callable[[StepSize, float], Found]]:
 # ------------------------------------------------------------------------------------------ the process that measures
 
 _ranks: Ranks
+_group: AbstractContextManager[Ranks]  # held: one that nobody holds is left at once
 
 
 def _join(threads: int) -> None:
@@ -88,25 +88,47 @@ def _join(threads: int) -> None:
 
 def _measure(size: StepSize, seconds: float, threads: int) -> Found:
     with tempfile.TemporaryDirectory(prefix="compgen-bench-") as scratch, quiet_process(threads):
-        config, tokenizer = prepared(size, Path(scratch))
-        with Trainer(config, _ranks, quiet=True) as trainer:
+        stored = Stored.of(size, Path(scratch))
+        with Trainer(stored.config, _ranks, quiet=True) as trainer:
             awaken(trainer.model)
-            return measure(trainer, tokenizer, seconds)
+            return measure(trainer, stored, seconds)
 
 
-def prepared(size: StepSize, folder: Path) -> tuple[TrainConfig, ConvVAE | VQVAE]:
-    """The study's recipe on packed images in this folder, and a new tokenizer, exported beside them."""
-    recipe, tokenizer = generators.dit_cpu(), size.tokenizer()
-    images, weights = folder / "images", folder / "tokenizer"
-    source = data.part(replace(recipe.data, size=IMAGES), tokenizer.config.image_size, "train")
-    pack(source, images, shard_size=SHARD)
-    export(tokenizer.state_dict(), tokenizer.config, weights)
-    shards = replace(recipe.data, shards=str(images), split=None, tokenizer=weights, workers=0)
-    model = replace(size.config, image_size=tokenizer.config.image_size)
-    return replace(recipe, model=model, data=shards, batch_size=size.batch, out=folder / "run"), tokenizer
+@dataclass(frozen=True)
+class Stored:
+    """Packed images, and a run of the study's on their tokens."""
+
+    images: Path
+    tokenizer: ConvVAE | VQVAE
+    config: TrainConfig
+
+    @classmethod
+    def of(cls, size: StepSize, folder: Path) -> Self:
+        """In this folder, with a new tokenizer."""
+        if size.batch != stream_peers.BATCH:
+            raise ValueError(f"whole steps: batch is {size.batch}; expected {stream_peers.BATCH}, webdataset's here")
+        recipe, tokenizer = generators.dit_cpu(), size.tokenizer()
+        side, images, tokens = tokenizer.config.image_size, folder / "images", folder / "tokens"
+        pack(data.part(replace(recipe.data, size=IMAGES), side, "train"), images, shard_size=SHARD)
+        cache(tokenizer, images, tokens, kind=data.kind_of(size.config))
+        config = replace(
+            recipe,
+            model=replace(size.config, image_size=side),
+            data=DataConfig(shards=str(tokens), workers=0),
+            batch_size=size.batch,
+            out=folder / "run",
+        )
+        return cls(images, tokenizer, config)
+
+    def batches(self) -> Iterator[tuple[Batch, Batch]]:
+        """Of images and of their tokens, in the order they were packed."""
+        assert self.config.data.shards is not None
+        options: dict[str, Any] = {"batch_size": self.config.batch_size, "epochs": 1, "shuffle": False}
+        tokens = TokenStream(self.config.data.shards, **options)
+        yield from zip(ShardStream(self.images, **options), tokens, strict=True)
 
 
-def awaken(model: torch.nn.Module) -> None:
+def awaken(model: nn.Module) -> None:
     """Noise on new weights, as in `StepSize.build`."""
     torch.manual_seed(0)
     with torch.no_grad():
@@ -114,17 +136,15 @@ def awaken(model: torch.nn.Module) -> None:
             parameter.add_(AWAKE * torch.randn_like(parameter))
 
 
-def measure(trainer: Trainer, tokenizer: ConvVAE | VQVAE, seconds: float) -> Found:
+def measure(trainer: Trainer, stored: Stored, seconds: float) -> Found:
     """Losses of the same images by all, then the steps, in turns."""
-    config, factors = trainer.config, trainer.stream.schema.factors
-    assert config.data.shards is not None
-    images = config.data.shards
-    absent = {"eager, encoding": why} if (why := stream_peers.missing("webdataset + PIL")) else {}
-    supplies: dict[str, Iterator[Latents]] = {"eager": in_memory(config, tokenizer)}
-    if not absent:
-        supplies["eager, encoding"] = from_images(Path(images), tokenizer, factors)
+    supplies, absent = {"eager": in_memory(stored)}, {}
+    if why := stream_peers.missing("webdataset + PIL"):
+        absent["eager, encoding"] = why
+    else:
+        supplies["eager, encoding"] = from_images(stored, trainer.stream.schema.factors)
     peers = {name: Straightforward(trainer, supply) for name, supply in supplies.items()}
-    errors = first_errors(trainer, {name: peer.of for name, peer in peers.items()}, tokenizer)
+    errors = first_errors(trainer.model, {name: peer.of for name, peer in peers.items()}, stored)
     steps: dict[str, Callable[[], object]] = {"ours": trainer.step_once}
     steps |= {name: peer.step for name, peer in peers.items()}
     return Found(in_turns(steps, seconds), errors, absent)
@@ -147,29 +167,22 @@ def in_turns(steps: Mapping[str, Callable[[], object]], seconds: float) -> dict[
     return found
 
 
-def first_errors(trainer: Trainer, peers: Mapping[str, Ours], tokenizer: ConvVAE | VQVAE) -> dict[str, float]:
+@torch.no_grad()
+def first_errors(model: nn.Module, peers: Mapping[str, Ours], stored: Stored) -> dict[str, float]:
     """How far each one's loss of the first images is from the fp64 one, as a share of it."""
-    config = trainer.config
-    assert config.data.shards is not None
-    tokens = next(iter(_in_packed_order(TokenStream, str(data.packed(config)), config)))
-    images = next(iter(_in_packed_order(ShardStream, config.data.shards, config)))
-    fresh = encoded(tokenizer, images.images)
-    exact = copy.deepcopy(peers["eager"]).double()
-    wide = tokens.images.double() if tokens.images.is_floating_point() else tokens.images
-    with torch.no_grad():
-        expected = exact(wide, tokens.factors, _draws(0)).item()
-        losses = {"ours": trainer.model(tokens.images, tokens.factors, draws=_draws(0))["loss"].item()}
-        for name, peer in peers.items():
-            losses[name] = peer(fresh if "encoding" in name else tokens.images, tokens.factors, _draws(0)).item()
-    return {name: abs(loss / expected - 1) for name, loss in losses.items()}
-
-
-def _in_packed_order(kind: type[ShardStream], folder: str, config: TrainConfig) -> ShardStream:
-    return kind(folder, batch_size=config.batch_size, epochs=1, shuffle=False)
+    images, tokens = next(stored.batches())
+    latents, factors = tokens.images, tokens.factors
+    wide = latents.double() if latents.is_floating_point() else latents
+    expected = copy.deepcopy(peers["eager"]).double()(wide, factors, _draws(0))
+    losses = {"ours": model(latents, factors, draws=_draws(0))["loss"]}
+    for name, peer in peers.items():
+        found = encoded(stored.tokenizer, images.images) if name == "eager, encoding" else latents
+        losses[name] = peer(found, images.factors, _draws(0))
+    return {name: abs(float(loss / expected) - 1) for name, loss in losses.items()}
 
 
 def _draws(step: int) -> SameDraws:
-    return cast(SameDraws, SameDraws.at(0, step))
+    return SameDraws.at(0, step)
 
 
 # ------------------------------------------------------------------------------------------ as one would write it first
@@ -179,10 +192,9 @@ class Straightforward:
     """Trains a copy of the trainer's model."""
 
     def __init__(self, trainer: Trainer, supply: Iterator[Latents]) -> None:
-        optimiser: OptimiserConfig = trainer.config.optimiser
-        model = build(trainer.config.model, trainer.stream.schema.factors)  # type: ignore[arg-type]
+        optimiser = trainer.config.optimiser
+        self.model = model = build(cast(ObjectiveConfig, trainer.config.model), trainer.stream.schema.factors)
         model.load_state_dict(trainer.model.state_dict())
-        self.model: Generator = model
         self.of, self.supply, self.steps = EagerGenerator(model), supply, 0
         self.trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
         self.average = [parameter.detach().clone() for parameter in self.trained]
@@ -204,22 +216,18 @@ class Straightforward:
         self.steps += 1
 
 
-def in_memory(config: TrainConfig, tokenizer: ConvVAE | VQVAE) -> Iterator[Latents]:
-    """Batches cut from the latents of all images."""
-    assert config.data.shards is not None
-    batches = [
-        (encoded(tokenizer, batch.images), batch.factors)
-        for batch in _in_packed_order(ShardStream, config.data.shards, config)
-    ]
+def in_memory(stored: Stored) -> Iterator[Latents]:
+    """The same batches again and again."""
+    batches = [(tokens.images, tokens.factors) for _, tokens in stored.batches()]
     while True:
         yield from batches
 
 
-def from_images(folder: Path, tokenizer: ConvVAE | VQVAE, factors: Sequence[Factor]) -> Iterator[Latents]:
-    """webdataset and Pillow, and a pass of the tokenizer for every batch."""
-    read = stream_peers.webdataset_pil(folder, "png", 0)
+def from_images(stored: Stored, factors: Sequence[Factor]) -> Iterator[Latents]:
+    """By webdataset and Pillow, and a pass of the tokenizer for every batch."""
+    read = stream_peers.webdataset_pil(stored.images, "png", 0)
     for _ in range(FILLING):
         next(read)
     for images, described in read:
         told = {factor.name: torch.tensor([each[factor.name] for each in described]) for factor in factors}
-        yield encoded(tokenizer, torch.as_tensor(images)), told
+        yield encoded(stored.tokenizer, images), told
