@@ -1,5 +1,6 @@
-"""The suite `generate` at tiny sizes: the straightforward step is the same step."""
+"""The suite `generate` at tiny sizes: the straightforward step is the same step, and whole steps take turns."""
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -7,10 +8,12 @@ import torch
 
 from compgen_fast.bench import generate
 from compgen_fast.bench.generate_peers import StepSize, case
-from compgen_fast.bench.harness import measure
+from compgen_fast.bench.generate_training import Found
+from compgen_fast.bench.harness import FEWEST_ROUNDS, measure
 from compgen_fast.generate.config import JepaConfig, ObjectiveConfig, TrunkConfig
 from tests.bench.fakes import STAMP
 
+DIT, MASKGIT_JEPA = generate.OBJECTIVES[0][1], generate.OBJECTIVES[2][1]
 NAMES = [f"{name}{' with JEPA' if config.jepa else ''}" for name, config in generate.OBJECTIVES]
 
 
@@ -34,3 +37,42 @@ def test_a_case_passes_the_gate_and_is_timed_against_both_peers() -> None:
     rows = measure(case(tiny(generate.OBJECTIVES[1][1]), "cpu"), 0.0, STAMP)
     assert {row.peer for row in rows} == {"eager", "eager, encoding"}
     assert all(row.ratio is not None and row.gate is None for row in rows)
+
+
+def test_whole_steps_are_timed_in_turns_after_their_losses_agree() -> None:
+    """One process serves both sizes: DeepSpeed's engine starts twice in it."""
+    sizes = [replace(tiny(config), batch=64) for config in (DIT, MASKGIT_JEPA)]
+    rows = generate.measure_training(sizes, 0.0, STAMP)
+    assert [(row.case, row.peer) for row in rows] == [
+        (f"training, {size}", peer) for size in sizes for peer in ("eager", "eager, encoding")
+    ]
+    for row in rows:
+        assert row.gate is None
+        assert row.error is not None and row.error < generate.MOST_ERROR
+        timed = row.unsupported is None
+        assert (row.ratio is not None) == timed and row.rounds == (FEWEST_ROUNDS if timed else 0)
+
+
+def test_a_wrong_loss_closes_the_gate() -> None:
+    ms = {"ours": (1.0, 1.0), "eager": (2.0, 4.0)}
+    right, wrong = (Found(ms, {"ours": error, "eager": 0.0}, {}) for error in (1e-7, 1e-3))
+    (shown,) = generate.training_rows(tiny(DIT), right, STAMP)
+    assert (shown.ratio, shown.our_ms, shown.peer_ms, shown.gate) == (3.0, 1.0, 3.0, None)
+    (hidden,) = generate.training_rows(tiny(DIT), wrong, STAMP)
+    assert hidden.gate == "gate: the first loss of ours is 1e-03 off the fp64 one"
+    assert hidden.ratio is None and hidden.our_ms is None and hidden.peer_ms is None
+
+
+def test_a_loss_that_is_not_a_number_closes_the_gate() -> None:
+    (row,) = generate.training_rows(tiny(DIT), Found({"ours": (1.0,), "eager": (1.0,)}, {"ours": math.nan}, {}), STAMP)
+    assert row.gate is not None
+
+
+def test_a_peer_that_is_not_installed_has_a_row_that_says_so() -> None:
+    found = Found({"ours": (1.0,), "eager": (1.0,)}, {"ours": 0.0, "eager": 0.0}, {"eager, encoding": "not there"})
+    rows = generate.training_rows(tiny(DIT), found, STAMP)
+    assert [(row.peer, row.ratio, row.unsupported) for row in rows] == [
+        ("eager", 1.0, None),
+        ("eager, encoding", None, "not there"),
+    ]
+    assert len(generate.training_table(rows).rows) == 2
