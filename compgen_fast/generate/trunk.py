@@ -193,7 +193,7 @@ def modulated(x: Tensor, shift: Tensor, scale: Tensor) -> Tensor:
 
 def split_heads(qkv: Tensor, heads: int) -> tuple[Tensor, Tensor, Tensor]:
     """[B, T, 3W] → three of [B, heads, T, W / heads]."""
-    q, k, v = qkv.unflatten(-1, (3, heads, -1)).permute(2, 0, 3, 1, 4)
+    q, k, v = (part.unflatten(-1, (heads, -1)).transpose(1, 2) for part in qkv.chunk(3, -1))
     return q, k, v
 
 

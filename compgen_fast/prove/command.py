@@ -107,7 +107,8 @@ def _record(found: Ladder, over: set[tuple[str, str]], everything: bool, console
 
     old = budgets.read(budgets.PATH)
     good = [row for row in found.rows if (row.name, row.architecture) not in over]
-    there = {(each.name, each.architecture) for each in (*found.rows, *found.failures)}
+    there = {(row.name, row.architecture) for row in found.rows}
+    there |= {(failure.name, failure.architecture) for failure in found.failures}
     gone = {(name, chip) for name, chips in old.items() for chip in chips} - there if everything else set()
     new, changes = budgets.recorded(good, old, gone)
     for change in changes[:SHOWN_CHANGES]:
