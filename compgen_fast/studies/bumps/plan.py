@@ -62,9 +62,11 @@ def _failure(scale: Scale) -> list[Job]:
 
 def _plan_a(scale: Scale) -> list[Job]:
     seeds = tuple(range(scale.seeds))
-    fit = Fit(4000 // scale.shortened, batch=16)
+    # After 4,000 steps tokens still learn: their OOD error is 11 to 23 times lower with both regularisers than without,
+    # after 8,000 (seed 100) 190 times.
+    tokens, fit = Fit(8000 // scale.shortened, batch=16), Fit(4000 // scale.shortened, batch=16)
     return [
-        *(TokenRun(seed, fit) for seed in seeds),
+        *(TokenRun(seed, tokens) for seed in seeds),
         *(Control(target, seeds, fit) for target in ("bump", "stripes", "log")),
     ]
 
