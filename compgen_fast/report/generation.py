@@ -67,7 +67,7 @@ def write(folder: Path) -> Path:
     results, arrays = read_results(folder), read_pictures(folder, NAME)
     write_page(folder, NAME, _TITLE, lambda: _body(results, arrays), "")
     if compared(results):
-        paint(partial(_poster, results=results, arrays=arrays), (13, 8.6), folder / PICTURE, dots_per_inch=110)
+        paint(partial(_poster, results=results, arrays=arrays), (13, 12), folder / PICTURE, dots_per_inch=100)
     return folder / PAGE
 
 
@@ -182,7 +182,7 @@ def _poster(figure: "Figure", results: Results, arrays: Arrays) -> None:
     parts = compared(results)
     groups = parts.get("objectives") or next(iter(parts.values()))
     sheets = {name: plots.sheet(pixels, rows=1) for name, pixels in _samples(groups, arrays).items()}
-    grid = figure.add_gridspec(2, 1, height_ratios=(1.05, 1))
+    grid = figure.add_gridspec(2, 1, height_ratios=(1, 1.7))
     plots.curves(figure.add_subfigure(grid[0]), groups, tuple(LEVELS))
     if sheets:
         plots.sample_sheets(figure.add_subfigure(grid[1]), sheets)

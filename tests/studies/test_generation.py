@@ -1,5 +1,6 @@
 """The generation study: its plan, circuits and claims, and the whole as small as it gets."""
 
+import json
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -182,3 +183,9 @@ def test_no_workers_are_refused_in_one_sentence(capsys: pytest.CaptureFixture[st
 def test_the_large_scale_is_refused_without_a_gpu(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["study", "generation", "--scale", "gpu"]) == 2
     assert "compgen env" in capsys.readouterr().err
+
+
+def test_the_record_checked_in_is_what_the_page_reads() -> None:
+    results = json.loads((Path(__file__).parents[2] / "results" / "generation" / "results.json").read_text())
+    assert results["scale"] == "cpu" and len(results["seeds"]) >= 2
+    assert claims(results["runs"]) == results["claims"]
