@@ -71,7 +71,7 @@ def test_unseen_images_come_composition_by_composition() -> None:
     assert images.shape == (24, 32, 32, 3)
     found = Shapes2D(resolution=32, continuous=True).composition({k: v.numpy() for k, v in factors.items()})
     assert [f"{number:03b}" for number in found[:4]] == [*COMPOSITIONS[:4]]
-    assert sorted(f"{number:03b}" for number in found) == sorted(3 * prepare.COMPOSITIONS)
+    assert sorted(f"{number:03b}" for number in found) == sorted(3 * COMPOSITIONS)
 
 
 # ------------------------------------------------------------------------------------------------ circuits

@@ -21,8 +21,6 @@ PROBES = "probes.safetensors"
 JUDGED = 200  # real images of each composition that say how well a tokenizer brings them back
 SHARES = {"validation": 4, "level1": 3, "level2": 1}
 """How many compositions each part of the split has."""
-COMPOSITIONS = ("000", "001", "010", "100", "011", "101", "110", "111")
-"""In the order that parts and their samples have."""
 
 
 def fit(config: TrainConfig, out: Path, steps: int) -> None:

@@ -123,7 +123,7 @@ def _ask(trainer: Trainer, job: Run, asking: Asking, last: dict[str, Any]) -> No
 
 
 def shown(images: Tensor, each: int) -> NDArray[np.uint8]:
-    """The first images of each composition, uint8 [8, SHOWN, H, W, 3], in the order of `prepare.COMPOSITIONS`."""
+    """The first images of each composition, uint8 [8, SHOWN, H, W, 3], in the order of `prepare.SHARES`."""
     counts = prepare.SHARES.values()
     parts = zip(images.split([count * each for count in counts]), counts, strict=True)
     shown = [part.unflatten(0, (each, count)).transpose(0, 1)[:, :SHOWN] for part, count in parts]
