@@ -21,9 +21,9 @@ from compgen_fast.draws import Draws
 from compgen_fast.generate.build import build
 from compgen_fast.generate.config import DiTConfig, GIVTConfig, MARConfig, MaskGITConfig, ObjectiveConfig
 from compgen_fast.generate.generator import Corrupted, Generator
-from compgen_fast.generate.trunk import EPS, PARTS
 from compgen_fast.models.config import ConvVAEConfig, VQVAEConfig
 from compgen_fast.models.tokenizer import VQVAE, ConvVAE
+from compgen_fast.ops.trunk_block import EPS, PARTS
 from compgen_fast.worlds.source import Factor
 
 FACTORS = (Factor("shape"), Factor("colour"), Factor("size"), Factor("x", low=-0.45, high=0.45))

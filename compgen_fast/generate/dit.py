@@ -55,14 +55,13 @@ class DiT(Generator):
         steps: int = 25,
         guidance: float = 1.0,
         method: Method = "heun",
-        heads: Tensor | None = None,
     ) -> Tensor:
         """Latents [B, T, C]; ``steps`` and ``method`` are those of the integration."""
         guide = self.guide(factors, guidance)
 
         def velocity(x: Tensor, t: float) -> Tensor:
             condition = guide.condition + self.time(x.new_full((1,), t))
-            output = self.trunk(guide.both(self.embedding(x)), condition, heads=heads).tokens
+            output = self.trunk(guide.both(self.embedding(x)), condition).tokens
             return in_full(guide.mixed(self.to_velocity(output)))
 
         noise = draws.normal(guide.condition.new_empty(guide.batch, self.tokens, self.config.channels))

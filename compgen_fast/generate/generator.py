@@ -96,7 +96,6 @@ class Generator(nn.Module, ABC):
         *,
         draws: Draws = UNSEEDED,
         guidance: float = 1.0,
-        heads: Tensor | None = None,
     ) -> Tensor:
         """Latents [B, T, …]; a pure function of factors and draws, and a batch can be drawn in parts.
 
@@ -104,7 +103,6 @@ class Generator(nn.Module, ABC):
             factors: by name, [B] each.
             draws: source of all random numbers.
             guidance: how much the factors count; 1 for as they were learned.
-            heads: [layers, heads], a factor on what each attention head of the trunk adds.
         """
 
     def whole(self, condition: Tensor) -> Tensor:

@@ -138,11 +138,10 @@ class CausalGIVT(Generator):
         draws: Draws = UNSEEDED,
         guidance: float = 1.0,
         temperature: float = 1.0,
-        heads: Tensor | None = None,
     ) -> Tensor:
         """Latents [B, T, C], one token after the other; ``temperature`` is a factor on all deviations."""
         guide = self.guide(factors, guidance)
-        read = self.trunk.reader(guide.condition, heads)
+        read = self.trunk.reader(guide.condition)
         token, latents = self.start.expand(guide.batch, -1), []
         for _ in range(self.tokens):
             latents.append(self.head.draw(read(guide.both(token)), guide, draws, temperature))

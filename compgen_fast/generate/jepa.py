@@ -13,7 +13,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from compgen_fast.generate.config import JepaConfig
-from compgen_fast.generate.trunk import EPS, Trunk
+from compgen_fast.generate.trunk import Trunk
+from compgen_fast.ops.trunk_block import EPS
 
 
 class Jepa(nn.Module):

@@ -11,8 +11,8 @@ from compgen_fast.generate.config import MARConfig
 from compgen_fast.generate.flow import TimeEmbedding, integrate, interpolated
 from compgen_fast.generate.generator import Corrupted, Guide
 from compgen_fast.generate.masked import MaskedTokens
-from compgen_fast.generate.trunk import modulated
 from compgen_fast.models.slot_vae import in_full
+from compgen_fast.ops.trunk_block import modulated
 from compgen_fast.worlds.source import Factor
 
 HEAD_STEPS = 10

@@ -51,7 +51,6 @@ class MaskedTokens(Generator):
         steps: int | None = None,
         guidance: float = 1.0,
         temperature: float = 1.0,
-        heads: Tensor | None = None,
     ) -> Tensor:
         """Latents [B, T, C], in a random order of tokens.
 
@@ -63,7 +62,7 @@ class MaskedTokens(Generator):
         order = random_order(self.tokens, latents, draws)
         hidden = torch.ones_like(order, dtype=torch.bool)
         for places in order.split(decoded_per_round(self.tokens, rounds(self.tokens, steps)), 1):
-            output = self.trunk(guide.both(self.embed(latents, hidden)), guide.condition, heads=heads).tokens
+            output = self.trunk(guide.both(self.embed(latents, hidden)), guide.condition).tokens
             drawn = self.draw(at(output, guide.both(places)), guide, draws, temperature)
             latents = latents.scatter(1, places.unsqueeze(-1).expand_as(drawn), drawn)
             hidden = hidden.scatter(1, places, False)

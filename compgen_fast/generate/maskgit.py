@@ -58,7 +58,6 @@ class MaskGIT(Generator):
         steps: int | None = None,
         guidance: float = 1.0,
         temperature: float = 4.5,
-        heads: Tensor | None = None,
     ) -> Tensor:
         """Codes int64 [B, T]. Each round draws a code for every hidden token and keeps those it is most confident of.
 
@@ -70,7 +69,7 @@ class MaskGIT(Generator):
         shape = (guide.batch, self.tokens)
         codes = torch.full(shape, self.config.codes, device=guide.condition.device)
         for step, count in enumerate(decoded_per_round(self.tokens, steps)):
-            output = self.trunk(guide.both(self.embedding(codes)), guide.condition, heads=heads).tokens
+            output = self.trunk(guide.both(self.embedding(codes)), guide.condition).tokens
             scores = guide.mixed(in_full(self.to_logits(output))).log_softmax(-1)
             drawn = (scores + gumbel(scores, draws)).argmax(-1)
             confidence = scores.gather(-1, drawn.unsqueeze(-1)).squeeze(-1)

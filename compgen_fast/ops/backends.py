@@ -117,7 +117,7 @@ def define_op(
     name: str,
     schema: str,
     *,
-    reference: Callable[..., Any],
+    reference: Callable[..., Any] | None,
     triton: str | None,
     fake: Callable[..., Any],
     public: bool,
@@ -126,13 +126,15 @@ def define_op(
 
     ``triton`` names the launcher as ``module:function`` below ``compgen_fast.kernels``; it is imported at the first
     call, so CPU users never need Triton. None is for an op whose reference is the best there is on a GPU.
+    ``reference`` is None for an op that only C++ has: its caller takes plain torch where C++ does not serve.
     The C++ kernel registers itself when ``compgen_fast._C`` is loaded.
     ``public`` lists the op in :func:`ops`; backward passes are not listed.
     """
     if public:
         _ops.append(name)
     _library.define(name + schema)
-    _library.impl(name, reference, "CompositeExplicitAutograd")
+    if reference is not None:
+        _library.impl(name, reference, "CompositeExplicitAutograd")
     torch.library.register_fake(f"compgen::{name}", fake, lib=_library)
     for device in get_args(Device):
         if (kernel := _python_kernel(name, triton, device)) is not None:

@@ -148,17 +148,17 @@ def _circuits(results: Results) -> str:
     groups = {name: found for name, found in groups.items() if found}
     if not groups:
         return ""
-    bars = drawing(partial(plots.polysemantic, groups=groups), (10.4, 3.4), "Heads that matter, by layer")
+    bars = drawing(partial(plots.polysemantic, groups=groups), (10.4, 3.4), "Units that matter, by layer")
     maps = "".join(
-        f"<figure>{drawing(partial(plots.heads, found=found[0]), (5.1, 3.4), f'Effects of heads {name}')}"
+        f"<figure>{drawing(partial(plots.units, found=found[0]), (5.1, 3.4), f'Effects of units {name}')}"
         f"<figcaption>{html.escape(name)}</figcaption></figure>"
         for name, found in groups.items()
     )
     note = (
-        "The effect of a head on a factor: how much less the probes believe in the side that was asked for when the "
-        "head adds nothing, in points, on seen compositions. It matters if that is above 1 point and two standard "
-        "errors. A factor's circuit is the quarter of the heads with the largest effects; the overlap of two by "
-        "chance is 0.14."
+        "A unit is an attention head or one of eight groups of an MLP's neurons. Its effect on a factor: how much of "
+        "the probes' margin for the side that was asked for is lost when it adds nothing, in percent of the margin, on "
+        "seen compositions. It matters if that is above three standard errors. A factor's circuit is the quarter of "
+        "the units with the largest effects; the overlap of two by chance is 0.14."
     )
     return (
         f"<p class=note>{note}</p><div class=wide>{bars}</div>{table(circuits_table(results), 'circuits')}"

@@ -101,8 +101,8 @@ def _by_level(shares: Mapping[str, float]) -> list[str]:
 
 
 def circuits_table(results: Results) -> Grid:
-    """Heads that matter, how many of them to several factors, and how much circuits share."""
-    head = ("circuits", "heads that matter", "to several factors", "share %", "overlap of circuits")
+    """Units that matter, how many of them to several factors, how much circuits share, and what attention is for."""
+    head = ("circuits", "units that matter", "heads of them", "to several %", "overlap", "right %", "no attention %")
     rows = []
     for name, runs in compared(results).get("jepa", {}).items():
         found = [run["circuits"] for run in runs if "circuits" in run]
@@ -110,6 +110,7 @@ def circuits_table(results: Results) -> Grid:
             continue
         some, several = ([sum(each[key]) for each in found] for key in ("mattering", "polysemantic"))
         shares = [b / a for a, b in zip(some, several, strict=True) if a]
-        overlaps = [each["overlap"] for each in found]
-        rows.append((name, f"{fmean(some):.1f}", f"{fmean(several):.1f}", spread(shares), f"{fmean(overlaps):.2f}"))
+        of_heads, overlap = fmean(sum(each["mattering_heads"]) for each in found), fmean(e["overlap"] for e in found)
+        right = [spread([each[key] for each in found]) for key in ("right", "right_without_attention")]
+        rows.append((name, f"{fmean(some):.1f}", f"{of_heads:.1f}", spread(shares), f"{overlap:.2f}", *right))
     return Grid("Circuits of MaskGIT", head, tuple(rows), words=head[:1])

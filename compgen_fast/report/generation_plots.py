@@ -72,7 +72,7 @@ def _titles() -> list[str]:
 
 
 def polysemantic(figure: "Figure | SubFigure", groups: Mapping[str, Sequence[Mapping[str, Any]]]) -> None:
-    """By layer, how many heads matter to one factor and to several, the mean over seeds; and how circuits overlap."""
+    """By layer, how many units matter, and to several factors, the mean over seeds; and how circuits overlap."""
     left, right = figure.subplots(1, 2, width_ratios=(3, 1))
     for number, (label, found) in enumerate(groups.items()):
         some, several = (np.mean([each[key] for each in found], axis=0) for key in ("mattering", "polysemantic"))
@@ -83,7 +83,7 @@ def polysemantic(figure: "Figure | SubFigure", groups: Mapping[str, Sequence[Map
         right.bar(number, np.mean(overlaps), 0.7, color=colour(number))
         right.plot([number] * len(overlaps), overlaps, "o", color="white", mec="#333333", ms=4)
     left.set_xlabel("layer")
-    left.set_ylabel("heads")
+    left.set_ylabel("units")
     left.legend(frameon=False, fontsize=9)
     right.set_xticks(range(len(groups)), list(groups), fontsize=9)
     right.set_ylabel("overlap of circuits (Jaccard)")
@@ -91,16 +91,17 @@ def polysemantic(figure: "Figure | SubFigure", groups: Mapping[str, Sequence[Map
         ax.spines[["top", "right"]].set_visible(False)
 
 
-def heads(figure: "Figure | SubFigure", found: Mapping[str, Any]) -> None:
-    """The effect of every head on every factor: layers down, heads across."""
-    effects = 100 * np.array(found["effects"])
+def units(figure: "Figure | SubFigure", found: Mapping[str, Any]) -> None:
+    """The effect of every unit on every factor: layers down; across, heads and then groups of neurons."""
+    effects, heads = 100 * np.array(found["effects"]), found["heads"]
     most = max(1.0, float(np.abs(effects).max()))
     for number, (ax, name) in enumerate(zip(figure.subplots(1, len(FACTORS), sharey=True), FACTORS, strict=True)):
         shown = ax.imshow(effects[..., number], cmap="RdBu_r", vmin=-most, vmax=most, aspect="auto")
         ax.set_title(name, fontsize=10)
-        ax.set_xticks(range(effects.shape[1]), range(1, effects.shape[1] + 1))
-        ax.set_xlabel("head")
+        ax.axvline(heads - 0.5, color="#333333", lw=0.8)
+        ax.set_xticks([(heads - 1) / 2, (heads + effects.shape[1] - 1) / 2], ["heads", "neurons"])
+        ax.tick_params(axis="x", length=0)
         if number == 0:
             ax.set_yticks(range(len(effects)), range(1, len(effects) + 1))
             ax.set_ylabel("layer")
-    figure.colorbar(shown, ax=figure.axes, label="effect, points", shrink=0.8)
+    figure.colorbar(shown, ax=figure.axes, label="margin lost, %", shrink=0.8)

@@ -5,7 +5,8 @@ import torch
 from torch import Tensor
 
 from compgen_fast.generate.config import TrunkConfig
-from compgen_fast.generate.trunk import Trunk, modulated, split_heads
+from compgen_fast.generate.trunk import Trunk
+from compgen_fast.ops.trunk_block import modulated, split_heads
 
 SIDE, WIDTH, LAYERS, HEADS, BATCH = 3, 12, 3, 2, 2
 
@@ -34,7 +35,7 @@ def test_a_new_trunk_is_the_identity_whatever_the_condition() -> None:
 
 def test_a_layer_computes_its_formula() -> None:
     (tokens, condition), made = inputs(), trunk()
-    block, parts = made.blocks[0], made.modulations(condition)
+    block, parts = made.blocks[0], made.modulations(condition)[0].unsqueeze(2).unbind(1)
     x = tokens + made.positions()
     q, k, v = split_heads(block.qkv(modulated(x, parts[0], parts[1])), HEADS)
     seen = ((q @ k.mT * (WIDTH / HEADS) ** -0.5).softmax(-1) @ v).transpose(1, 2).flatten(2)
@@ -66,30 +67,11 @@ def test_a_causal_trunk_does_not_look_ahead() -> None:
     assert not torch.allclose(*(made(x, condition).tokens[:, :5] for x in (tokens, later)))
 
 
-@pytest.mark.parametrize("ablated", [False, True])
-def test_reading_token_by_token_is_the_causal_trunk(ablated: bool) -> None:
+def test_reading_token_by_token_is_the_causal_trunk() -> None:
     (tokens, condition), made = inputs(), trunk()
-    heads = torch.rand(LAYERS, HEADS).double() if ablated else None
-    read = made.reader(condition, heads)
+    read = made.reader(condition)
     one_by_one = torch.stack([read(token) for token in tokens.unbind(1)], 1)
-    torch.testing.assert_close(one_by_one, made(tokens, condition, causal=True, heads=heads).tokens)
-
-
-def test_heads_times_one_change_nothing() -> None:
-    (tokens, condition), made = inputs(), trunk()
-    ones = torch.ones(LAYERS, HEADS).double()
-    assert torch.equal(made(tokens, condition).tokens, made(tokens, condition, heads=ones).tokens)
-
-
-def test_a_head_times_zero_adds_nothing() -> None:
-    (tokens, condition), made = inputs(), trunk()
-    heads = torch.ones(LAYERS, HEADS).double()
-    heads[1, 1] = 0
-    expected = made(tokens, condition, heads=heads, keep=(1, 2)).kept
-    with torch.no_grad():  # columns of the second head in the second layer
-        made.blocks[1].proj.weight[:, WIDTH // 2 :] = 0
-    found = made(tokens, condition, keep=(1, 2)).kept
-    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(one_by_one, made(tokens, condition, causal=True).tokens)
 
 
 def test_a_place_is_its_row_and_its_column() -> None:
@@ -105,7 +87,5 @@ def test_wrong_shapes_layers_and_heads_are_refused() -> None:
         made(tokens[:, 1:], condition)
     with pytest.raises(ValueError, match="there is no layer 4; layers are counted from 1 to 3"):
         made(tokens, condition, keep=(4,))
-    with pytest.raises(ValueError, match=r"heads is \[2\]; expected \[3, 2\]"):
-        made(tokens, condition, heads=torch.ones(2))
     with pytest.raises(ValueError, match="cannot be split into 5 heads"):
         Trunk(TrunkConfig(12, 1, 5), 2)

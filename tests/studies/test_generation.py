@@ -10,10 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from compgen_fast.cli import main
 from compgen_fast.generate.config import JepaConfig, MaskGITConfig, TrunkConfig
+from compgen_fast.generate.trunk import Block
 from compgen_fast.models.build import check as check_model
 from compgen_fast.report import generation as report
 from compgen_fast.report.generation_numbers import COMPOSITIONS, best, level
@@ -49,7 +50,7 @@ def test_parts_share_their_runs_and_only_jepa_s_first_layers_are_repeated() -> N
             for job in plan("cpu", part, Path("out"))} == everything  # fmt: skip
     compared = [Variation("maskgit", jepa=layers) for layers in ((), (7, 9, 11), (6,))]
     runs = [job.variation for job in plan("cpu", "all", Path("out"))]
-    assert [runs.count(each) for each in compared] == [2, 2, 1]
+    assert [runs.count(each) for each in compared] == [3, 3, 1]
     ablated = {job.variation for job in plan("cpu", "all", Path("out")) if job.ablated}
     assert ablated == set(variations(plans.SCALES["cpu"], "circuits"))
 
@@ -61,7 +62,7 @@ def test_what_differs_between_jobs_is_the_variation_alone() -> None:
         )
         for layers in ((), (7, 9, 11))
     )
-    assert isinstance(with_jepa.model, MaskGITConfig) and with_jepa.model.jepa == JepaConfig(rate_steps=1_600)
+    assert isinstance(with_jepa.model, MaskGITConfig) and with_jepa.model.jepa == JepaConfig(rate_steps=4_000)
     assert replace(with_jepa, model=replace(with_jepa.model, jepa=None), out=plain.out) == plain
 
 
@@ -77,32 +78,45 @@ def test_unseen_images_come_composition_by_composition() -> None:
 # ------------------------------------------------------------------------------------------------ circuits
 
 
-def test_the_effect_of_a_head_is_what_the_probes_believe_less_without_it() -> None:
-    """Two layers of four heads; head (0, 1) draws the first factor alone, head (1, 2) the first two."""
+class Drawn(nn.Module):
+    """Two layers of two heads. Head 2 of layer 1 draws the first factor alone, group 3 of layer 2 the first two."""
 
-    def images(_: Any, heads: Tensor | None = None) -> Tensor:
-        kept = torch.ones(2, 4) if heads is None else heads
-        return torch.stack([kept[0, 1] * kept[1, 2], kept[1, 2], torch.ones(())]).expand(6, 3) * 40 - 20
+    def __init__(self) -> None:
+        super().__init__()
+        self.trunk = nn.Module()
+        self.trunk.heads = 2
+        self.trunk.blocks = nn.ModuleList(Block(8, 2) for _ in range(2))
+        for block in self.trunk.blocks:
+            nn.init.ones_(block.proj.weight)
+            nn.init.ones_(block.fc2.weight)
 
+    def margins(self) -> Tensor:
+        head = self.trunk.blocks[0].proj.weight[0, 4:].mean()
+        group = self.trunk.blocks[1].fc2.weight[0, 8:12].mean()
+        return torch.stack([head * group, group, torch.ones(())]).detach().expand(6, 3) * 40
+
+
+def test_the_effect_of_a_unit_is_the_margin_that_is_lost_without_it() -> None:
     asked = torch.ones(6, 3, dtype=torch.bool)
-    asking = SimpleNamespace(
-        images=images, factors={}, probes=type("P", (), {"sides": lambda *_: asked, "__call__": lambda _, x: x})()
-    )
-    model = SimpleNamespace(trunk=SimpleNamespace(layers=2, heads=4), parameters=lambda: iter([torch.zeros(1)]))
+    probes = type("P", (), {"sides": lambda *_: asked, "__call__": lambda _, x: x})()
+    asking = SimpleNamespace(images=lambda model: model.margins(), factors={}, probes=probes)
+    model = Drawn()
     found = circuits.effects(model, asking)  # type: ignore[arg-type]
-    expected = torch.zeros(2, 4, 3)
-    expected[0, 1, 0] = expected[1, 2, 0] = expected[1, 2, 1] = 1
+    expected = torch.zeros(2, 2 + circuits.GROUPS, 3)
+    expected[0, 1, 0] = expected[1, 2 + 2, 0] = expected[1, 2 + 2, 1] = 1
     torch.testing.assert_close(torch.tensor(found["effects"]), expected, atol=1e-6, rtol=0)
-    assert found["mattering"] == [1, 1] and found["polysemantic"] == [0, 1]
+    assert found["mattering"] == [1, 1] and found["mattering_heads"] == [1, 0] and found["polysemantic"] == [0, 1]
+    assert found["right"] == 1 and found["right_without_attention"] == 0
+    assert (model.margins() == 40).all()  # nothing is left out any more
 
 
-def test_circuits_overlap_as_much_as_they_share_heads() -> None:
+def test_circuits_overlap_as_much_as_they_share_units() -> None:
     effects = torch.zeros(2, 4, 3)
     effects[0, :2, 0] = effects[0, :2, 1] = effects[1, :2, 2] = 0.5
-    found = circuits.summary(effects, torch.zeros_like(effects))
+    found = circuits.summary(effects, torch.zeros_like(effects), heads=2)
     assert found["overlaps"] == [1, 0, 0] and found["overlap"] == pytest.approx(1 / 3)
-    noisy = circuits.summary(effects, torch.full_like(effects, 0.4))
-    assert sum(noisy["mattering"]) == 0  # an effect below two standard errors may be chance
+    noisy = circuits.summary(effects, torch.full_like(effects, 0.2), heads=2)
+    assert sum(noisy["mattering"]) == 0  # an effect below three standard errors may be chance
 
 
 # ------------------------------------------------------------------------------------------------ claims
@@ -161,7 +175,7 @@ def test_the_study_leaves_results_a_page_and_a_picture(finished: Path) -> None:
     for each in results["runs"]:
         assert [point["step"] for point in each["curve"]] == [2, 4]
         assert set(each["curve"][-1]["compositions"]) == set(COMPOSITIONS)
-        assert np.array(each["circuits"]["effects"]).shape == (2, 2, 3)
+        assert np.array(each["circuits"]["effects"]).shape == (2, 2 + circuits.GROUPS, 3)
     with np.load(finished / "pictures.npz") as pictures:
         assert pictures["maskgit-full-seed0"].shape == (8, 2, 32, 32, 3)
 

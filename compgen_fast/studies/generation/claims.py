@@ -59,12 +59,25 @@ def _jepa(runs: Sequence[Run]) -> list[Claim]:
 
 
 def _circuits(runs: Sequence[Run]) -> list[Claim]:
-    without = [run["circuits"]["overlap"] for run in chosen(runs, "maskgit") if "circuits" in run]
-    with_jepa = [run["circuits"]["overlap"] for run in chosen(runs, "maskgit", jepa=PAPERS_LAYERS) if "circuits" in run]
+    without, with_jepa = (
+        [run["circuits"] for run in chosen(runs, "maskgit", jepa=layers) if "circuits" in run]
+        for layers in ((), PAPERS_LAYERS)
+    )
     if not without or not with_jepa:
         return []
-    evidence = f"{fmean(with_jepa):.2f} against {fmean(without):.2f}"
-    return [("circuits of factors overlap less with JEPA", fmean(with_jepa) < fmean(without), evidence)]
+    found = []
+    for claim, measure in (
+        ("circuits of factors overlap less with JEPA", lambda each: each["overlap"]),
+        ("of the units that matter, fewer matter to several factors with JEPA", _several),
+    ):
+        plain, ours = (fmean(map(measure, some)) for some in (without, with_jepa))
+        found.append((claim, ours < plain, f"{ours:.2f} against {plain:.2f}"))
+    return found
+
+
+def _several(circuits: dict[str, Any]) -> float:
+    """The share of units that matter to several factors, of those that matter."""
+    return float(sum(circuits["polysemantic"]) / max(1, sum(circuits["mattering"])))
 
 
 def _level_2(runs: Sequence[Run]) -> list[float]:

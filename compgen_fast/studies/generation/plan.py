@@ -71,7 +71,7 @@ class Run:
     images: int
     """Of each composition, each time."""
     ablated: bool
-    """Whether its heads are left out one by one at the end."""
+    """Whether its heads and neurons are left out in turn at the end."""
     part: str = "generators"
 
     @property
@@ -111,8 +111,8 @@ SCALES = {
         jepa=((2, 4),),
     ),
     "cpu": Scale(
-        seeds=2, size=20_000, probe_steps=1_500, tokenizer_steps=6_000, trunk=TrunkConfig(64, 12, 4), steps=1_600,
-        batch_size=64, rate=2e-3, every=200, images=48, objectives=get_args(ObjectiveName), told=get_args(Told),
+        seeds=3, size=20_000, probe_steps=1_500, tokenizer_steps=6_000, trunk=TrunkConfig(64, 12, 4), steps=4_000,
+        batch_size=64, rate=2e-3, every=400, images=48, objectives=get_args(ObjectiveName), told=get_args(Told),
         jepa=(PAPERS_LAYERS, (6,), (3, 5, 7)),
     ),
     "gpu": Scale(

@@ -54,7 +54,7 @@ class Asking:
         """Only for the first images."""
         return replace(self, factors={name: values[:count] for name, values in self.factors.items()})
 
-    def images(self, model: Generator, heads: Tensor | None = None) -> Tensor:
+    def images(self, model: Generator) -> Tensor:
         """uint8 [n, H, W, 3], by the same noise whatever the weights."""
         count = len(next(iter(self.factors.values())))
         device = next(model.parameters()).device
@@ -62,7 +62,7 @@ class Asking:
         for first in range(0, count, AT_ONCE):
             some = {name: values[first : first + AT_ONCE].to(device) for name, values in self.factors.items()}
             draws = Draws.at(0, 0, first=first, total=count, device=device)
-            drawn.append(self.tokenizer.paint(model.sample(some, draws=draws, heads=heads).cpu()))
+            drawn.append(self.tokenizer.paint(model.sample(some, draws=draws).cpu()))
         return torch.cat(drawn)
 
     def point(self, step: int, images: Tensor) -> Point:
