@@ -58,10 +58,10 @@ def trunk_block(x: Tensor, modulation: Tensor, weights: BlockWeights, heads: int
     Returns:
         [B, T, W]. All tensors get a gradient, which cannot be differentiated again.
     """
+    _check(x, modulation, weights, heads)
     refuse_forward_mode("trunk_block", x=x, modulation=modulation)
     if not _is_fused(x, modulation, weights):
         return formula(x, modulation, weights, lambda qkv: attention(qkv, heads, causal))
-    _check(x, modulation, weights, heads)
     return torch.ops.compgen.trunk_block(x, modulation, *weights, heads, causal)[0]  # type: ignore[no-any-return]
 
 
@@ -134,6 +134,11 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> N
 def _differentiate(ctx: Any, grad: Tensor | None, _: None) -> tuple[Tensor | None, ...]:
     if grad is None:
         return (None,) * (2 + len(BlockWeights._fields) + 2)
+    if torch.is_grad_enabled():  # create_graph=True
+        raise NotImplementedError(
+            "trunk_block: its gradient cannot be differentiated again; leave create_graph out, or set "
+            "COMPGEN_BACKEND=torch and use an attention that can"
+        )
     found: Sequence[Tensor] = torch.ops.compgen.trunk_block_backward(grad, *ctx.saved_tensors, ctx.heads, ctx.causal)
     return (*found, None, None)
 
