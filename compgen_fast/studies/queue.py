@@ -8,9 +8,12 @@ study's folder, in a process of its own.
 import json
 import os
 import signal
+import sys
+import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from contextlib import contextmanager
 from dataclasses import asdict
 from multiprocessing import active_children, get_context
 from pathlib import Path
@@ -50,7 +53,7 @@ def run(
     waiting = [job for job in jobs if not done(job, out)]
     if not waiting:
         return
-    with Progress(
+    with _terminable(), Progress(
         TextColumn("{task.description:24}"), BarColumn(bar_width=32), MofNCompleteColumn(), TimeElapsedColumn(),
         console=console,
     ) as progress:  # fmt: skip
@@ -67,6 +70,19 @@ def run(
                 for worker in active_children():  # or an interrupted study would wait for its jobs, minutes each
                     worker.terminate()
                 raise
+
+
+@contextmanager
+def _terminable() -> Iterator[None]:
+    """SIGTERM ends a study as ctrl-C does, with its workers; by itself it would end this process alone."""
+    if threading.current_thread() is not threading.main_thread():  # which has no say in signals
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def results(job: Job, out: Path) -> dict[str, Any]:
