@@ -18,7 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 from compgen_fast.bench import generate_training, report
-from compgen_fast.bench.generate_peers import StepSize, case
+from compgen_fast.bench.generate_peers import StepSize, backend, case
 from compgen_fast.bench.generate_training import Found
 from compgen_fast.bench.harness import Case, Row, Stamp, measure, percentiles
 from compgen_fast.bench.suite import FULL, GREEN, IMPOSSIBLE, QUICK, RED, RESULTS, stamp
@@ -133,7 +133,7 @@ def training_row(size: StepSize, peer: str, found: Found, gate: str, stamped: St
         our_peak=None,
         peer_peak=None,
         peak_over_io=None,
-        backend="torch",
+        backend=backend("cpu"),
         **asdict(stamped),
     )
 

@@ -3,7 +3,8 @@
 The straightforward version has projections of its own for q, k and v, attention by hand, a modulation for each layer,
 and scores every token before those that were seen are left out. A second one also encodes its images in every step,
 where ours reads latents that were encoded once. Both read our parameters in pieces, which costs them one copy of the
-gradients, below 1 % of a step.
+gradients, below 1 % of a step. A third is what one would make of it: our model with layers in plain torch, packed and
+with torch's fused attention.
 """
 
 from collections.abc import Mapping
@@ -23,6 +24,7 @@ from compgen_fast.generate.config import DiTConfig, GIVTConfig, MARConfig, MaskG
 from compgen_fast.generate.generator import Corrupted, Generator
 from compgen_fast.models.config import ConvVAEConfig, VQVAEConfig
 from compgen_fast.models.tokenizer import VQVAE, ConvVAE
+from compgen_fast.ops import trunk_block
 from compgen_fast.ops.trunk_block import EPS, PARTS
 from compgen_fast.worlds.source import Factor
 
@@ -80,13 +82,19 @@ def case(size: StepSize, device: str) -> Case:
         inputs=lambda: {n.replace(".", "_"): p for n, p in model.named_parameters() if p.requires_grad},
         outputs=("loss",),
         oracle=straightforward,
-        ours=Contender("ours", partial(step, Ours(model), latents, factors), backend="torch"),
+        ours=Contender("ours", partial(step, Ours(model), latents, factors), backend=backend(device)),
         peers=(
             Contender("eager", straightforward),
             Contender("eager, encoding", partial(from_images, EagerGenerator(model), tokenizer, images, factors)),
+            Contender("SDPA", partial(step, PlainGenerator(model), latents, factors)),
         ),
         device=device,
     )
+
+
+def backend(device: str) -> str:
+    """What serves our layers."""
+    return "cpp" if trunk_block.FUSED and device == "cpu" else "torch"
 
 
 @torch.no_grad()
@@ -132,6 +140,17 @@ class Ours(nn.Module):
 
     def forward(self, latents: Tensor, factors: Mapping[str, Tensor], draws: Draws) -> Tensor:
         return self.model.losses(latents, factors, draws=draws)["loss"]
+
+
+class PlainGenerator(Ours):
+    """Our model, its layers in plain torch: packed, with torch's fused attention."""
+
+    def forward(self, latents: Tensor, factors: Mapping[str, Tensor], draws: Draws) -> Tensor:
+        fused, trunk_block.FUSED = trunk_block.FUSED, False
+        try:
+            return super().forward(latents, factors, draws)
+        finally:
+            trunk_block.FUSED = fused
 
 
 class EagerGenerator(Ours):
