@@ -232,6 +232,8 @@ def formulas() -> dict[Any, Callable[..., int]]:
         ops.jet_slot_products: _jet_slot_products,
         ops.jet_slot_mix: _jet_slot_mix_or_sums,
         ops.jet_slot_sums: _jet_slot_mix_or_sums,
+        ops.trunk_block: _trunk_block,
+        ops.trunk_block_backward: _trunk_block_backward,
         torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _attention_on_cpu,
         torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward: _attention_on_cpu_backward,
     }
@@ -295,6 +297,16 @@ def _jet_slot_products(pixels: Shape, slots: Shape, *_: Any, out_shape: Shape, *
 def _jet_slot_mix_or_sums(weights: Shape, other: Shape, *_: Any, **__: Any) -> int:
     """Each of the weights [W, B, M, N] meets Q numbers, of a slot or of a pixel."""
     return 2 * math.prod(weights) * other[-1]
+
+
+def _trunk_block(x: Shape, *_: Any, **__: Any) -> int:
+    """Twelve products of tokens [B, T, W] by W × W weights, q·k and p v."""
+    return 2 * math.prod(x) * (12 * x[2] + 2 * x[1])
+
+
+def _trunk_block_backward(grad: Shape, *_: Any, **__: Any) -> int:
+    """Both gradients of each product, and of attention q·k again, dp, dq, dk and dv."""
+    return 2 * math.prod(grad) * (24 * grad[2] + 5 * grad[1])
 
 
 def _attention_on_cpu(q: Shape, k: Shape, v: Shape, *_: Any, **__: Any) -> int:

@@ -24,7 +24,7 @@ from compgen_fast.models.config import (
 )
 from compgen_fast.models.frame_decoder import FrameDecoder
 from compgen_fast.models.summary import Stage, _counted, formulas, of_config, show, summarise, training_flops
-from compgen_fast.ops import jet_cross_attention, slot_competition, slot_cross_attention
+from compgen_fast.ops import jet_cross_attention, slot_competition, slot_cross_attention, trunk_block
 from compgen_fast.ops.jet_linear import jet_linear
 from compgen_fast.worlds.source import Factor
 from tests.models.test_slot_vae import ATTENTION, TinyEncoder
@@ -95,6 +95,16 @@ def test_torchs_attention_on_the_cpu_counts() -> None:
     product = 2 * B * H * N * S * 8
     found = forward_and_backward(lambda: nn.functional.scaled_dot_product_attention(q, k, v))
     assert found == (2 * product, 5 * product)
+
+
+def test_a_layer_of_a_trunk_counts_as_its_plain_products_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    x, modulation, W = leaf(B, N, 8), leaf(B, 6, 8), 8
+    shapes = ((3 * W, W), (3 * W,), (W, W), (W,), (4 * W, W), (4 * W,), (W, 4 * W), (W,))
+    weights = trunk_block.BlockWeights(*(leaf(*shape) for shape in shapes))
+    run = lambda: trunk_block.trunk_block(x, modulation, weights, 2)  # noqa: E731
+    found = forward_and_backward(run)
+    monkeypatch.setattr(trunk_block, "FUSED", False)
+    assert found == forward_and_backward(run)
 
 
 def test_every_op_of_ours_is_counted_or_pointwise() -> None:
