@@ -101,8 +101,10 @@ def _by_level(shares: Mapping[str, float]) -> list[str]:
 
 
 def circuits_table(results: Results) -> Grid:
-    """Units that matter, how many of them to several factors, how much circuits share, and what attention is for."""
-    head = ("circuits", "units that matter", "heads of them", "to several %", "overlap", "right %", "no attention %")
+    """Units that matter, how many of them are heads, how many matter to several factors, how much circuits share; and how
+    many seen compositions are right, and are still with all heads out.
+    """
+    head = ("circuits", "matter", "heads", "several %", "overlap", "seen %", "without heads %")
     rows = []
     for name, runs in compared(results).get("jepa", {}).items():
         found = [run["circuits"] for run in runs if "circuits" in run]
