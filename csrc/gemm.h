@@ -15,8 +15,18 @@ namespace compgen {
 // out [M, N] = a [M, K] b [K, N]; a and b may be transposed views.
 inline void product(const at::Tensor& a, const at::Tensor& b, at::Tensor out) {
   const bool wide = a.scalar_type() == at::kFloat && at::native::mkldnn_matmul != nullptr;
-  if (wide && out.numel() > 0 && a.numel() > 0) at::native::mkldnn_matmul(a, b, out, 0.0f, 1.0f);
-  else at::mm_out(out, a, b);
+  if (!wide || out.numel() == 0 || a.numel() == 0) {
+    at::mm_out(out, a, b);
+    return;
+  }
+  // oneDNN adds all K terms one after the other. Of many of one sign, as in the gradient of a weight, the sum would then be
+  // several times less exact than MKL's, so it is taken in runs.
+  constexpr int64_t kRun = 256;
+  const int64_t depth = a.size(1);
+  for (int64_t run = 0; run < depth; run += kRun) {
+    const int64_t terms = std::min(kRun, depth - run);
+    at::native::mkldnn_matmul(a.narrow(1, run, terms), b.narrow(0, run, terms), out, run == 0 ? 0.0f : 1.0f, 1.0f);
+  }
 }
 
 }  // namespace compgen

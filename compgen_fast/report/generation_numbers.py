@@ -101,8 +101,8 @@ def _by_level(shares: Mapping[str, float]) -> list[str]:
 
 
 def circuits_table(results: Results) -> Grid:
-    """Units that matter, how many of them are heads, how many matter to several factors, how much circuits share; and how
-    many seen compositions are right, and are still with all heads out.
+    """Units that matter, how many of them are heads, how many matter to several factors, how much circuits share; and
+    how many seen compositions are right, and are still with all heads out.
     """
     head = ("circuits", "matter", "heads", "several %", "overlap", "seen %", "without heads %")
     rows = []
