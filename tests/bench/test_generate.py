@@ -7,10 +7,11 @@ import pytest
 import torch
 
 from compgen_fast.bench import generate
-from compgen_fast.bench.generate_peers import StepSize, case
+from compgen_fast.bench.generate_peers import Ours, PlainGenerator, SameDraws, StepSize, case
 from compgen_fast.bench.generate_training import Found
 from compgen_fast.bench.harness import FEWEST_ROUNDS, measure
-from compgen_fast.generate.config import JepaConfig, ObjectiveConfig, TrunkConfig
+from compgen_fast.generate.config import DiTConfig, JepaConfig, ObjectiveConfig, TrunkConfig
+from compgen_fast.ops import trunk_block
 from tests.bench.fakes import STAMP
 
 DIT, MASKGIT_JEPA = generate.OBJECTIVES[0][1], generate.OBJECTIVES[2][1]
@@ -33,10 +34,21 @@ def test_both_versions_have_the_same_loss_and_gradients(config: ObjectiveConfig)
         torch.testing.assert_close(found, expected, msg=lambda why, name=name: f"{name}: {why}")
 
 
-def test_a_case_passes_the_gate_and_is_timed_against_both_peers() -> None:
+def test_a_case_passes_the_gate_and_is_timed_against_all_peers() -> None:
     rows = measure(case(tiny(generate.OBJECTIVES[1][1]), "cpu"), 0.0, STAMP)
-    assert {row.peer for row in rows} == {"eager", "eager, encoding"}
+    assert {row.peer for row in rows} == {"eager", "eager, encoding", "SDPA"}
     assert all(row.ratio is not None and row.gate is None for row in rows)
+
+
+def test_the_peer_with_plain_layers_leaves_ours_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    size, asked = tiny(DIT), []
+    monkeypatch.setattr(trunk_block, "FUSED", True)
+    monkeypatch.setattr(trunk_block, "_is_fused", lambda *_: asked.append(trunk_block.FUSED))
+    draws, latents = SameDraws.at(0, 0), torch.randn(size.batch, size.config.side**2, DiTConfig().channels)
+    for of in (PlainGenerator, Ours):
+        of(size.build())(latents, size.factors(), draws)
+    layers = size.config.trunk.layers
+    assert asked == [False] * layers + [True] * layers
 
 
 def test_whole_steps_are_timed_in_turns_after_their_losses_agree() -> None:
