@@ -68,6 +68,15 @@ inline void store_as(Scalar* to, Vec<T> x, int count) {
   std::copy_n(lanes, count, to);
 }
 
+// Calls work(at, lanes) for every vector of a row of `width`, the last one with the lanes that are left.
+template <typename T, typename Work>
+inline void for_each_vector(int64_t width, const Work& work) {
+  constexpr int L = Simd<T>::kLanes;
+  int64_t at = 0;
+  for (; at + L <= width; at += L) work(at, L);
+  if (at < width) work(at, static_cast<int>(width - at));
+}
+
 // A row of one type to a row of another, T the wider of the two.
 template <typename T, typename From, typename To>
 inline void copy_row(const From* from, int width, To* to) {

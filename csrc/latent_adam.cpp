@@ -30,15 +30,6 @@ inline Vec<float> root(Vec<float> x) {
 #endif
 }
 
-// Calls work(at, lanes) for every vector of a row of `width`.
-template <typename T, typename Work>
-inline void for_each_vector(int64_t width, const Work& work) {
-  constexpr int L = Simd<T>::kLanes;
-  int64_t i = 0;
-  for (; i + L <= width; i += L) work(i, L);
-  if (i < width) work(i, static_cast<int>(width - i));
-}
-
 struct Settings {
   double beta1, beta2, eps;
   int64_t patience;

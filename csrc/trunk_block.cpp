@@ -7,9 +7,8 @@
 #include <ATen/Parallel.h>
 #include <torch/library.h>
 
+#include "chunks.h"
 #include "gemm.h"
-#include "memory.h"
-#include "rows.h"
 #include "token_attention.h"
 
 namespace compgen {
@@ -61,15 +60,6 @@ T* data(const Tensor& x) {
   return const_cast<T*>(x.const_data_ptr<T>());
 }
 
-// Calls work(at, count) for each vector of a row, the last one with what is left of it.
-template <typename T, typename Work>
-inline void along(int64_t width, const Work& work) {
-  constexpr int L = Simd<T>::kLanes;
-  int64_t at = 0;
-  for (; at + L <= width; at += L) work(at, L);
-  if (at < width) work(at, static_cast<int>(width - at));
-}
-
 // x in the first `count` lanes, 0 in the others.
 template <typename T>
 inline Vec<T> first_lanes(Vec<T> x, int count) {
@@ -117,7 +107,7 @@ class Passes {
     T *const actives = data<T>(kept.active), *const slopes = data<T>(kept.slope);
     for_each_row([&](int64_t, int64_t row) {
       T *const active = actives + row * kHidden * W, *const slope = slopes + row * kHidden * W;
-      along<T>(kHidden * W, [&](int64_t at, int count) {
+      for_each_vector<T>(kHidden * W, [&](int64_t at, int count) {
         const Vec<T> u = load_as<T>(active + at, count) + load_as<T>(fc1_bias_ + at, count);
         const auto [below, density] = normal<Vec<T>>(u);
         store_as<T>(active + at, u * below, count);
@@ -137,13 +127,13 @@ class Passes {
   void through_gate(Part gate, const Tensor& grad, const Tensor& product, const Tensor& to, const Tensor& parts) const {
     const T* const bias = gate == kGate ? proj_bias_ : fc2_bias_;
     T *const grads = data<T>(grad), *const products = data<T>(product), *const outs = data<T>(to);
-    for_each_image([&](int64_t b) {
+    for_each_image(B, [&](int64_t b) {
       T* const of_gate = grad_part(parts, b, gate);
       std::fill_n(of_gate, W, T(0));
       for (int64_t row = b * tokens; row < (b + 1) * tokens; ++row) {
         const T *const g = grads + row * W, *const p = products + row * W;
         T* const out = outs + row * W;
-        along<T>(W, [&](int64_t at, int count) {
+        for_each_vector<T>(W, [&](int64_t at, int count) {
           const Vec<T> gi = load_as<T>(g + at, count);
           store_as<T>(out + at, gi * load_as<T>(part(b, gate) + at, count), count);
           const Vec<T> value = load_as<T>(p + at, count) + load_as<T>(bias + at, count);
@@ -158,7 +148,7 @@ class Passes {
     T *const grads = data<T>(grad), *const slopes = data<T>(kept.slope);
     for_each_row([&](int64_t, int64_t row) {
       T *const g = grads + row * kHidden * W, *const slope = slopes + row * kHidden * W;
-      along<T>(kHidden * W, [&](int64_t at, int count) {
+      for_each_vector<T>(kHidden * W, [&](int64_t at, int count) {
         store_as<T>(g + at, load_as<T>(g + at, count) * load_as<T>(slope + at, count), count);
       });
     });
@@ -179,7 +169,7 @@ class Passes {
                     const Tensor& to, const Tensor& parts) const {
     const T *const inputs = data<T>(x), *const grads = data<T>(grad), *const moments = data<T>(stats);
     T *const pasts = data<T>(past), *const outs = data<T>(to);
-    for_each_image([&](int64_t b) {
+    for_each_image(B, [&](int64_t b) {
       T *const of_shift = grad_part(parts, b, shift), *const of_scale = of_shift + W;
       std::fill_n(of_shift, 2 * W, T(0));
       const T* const scale = part(b, shift) + W;
@@ -187,7 +177,7 @@ class Passes {
         const T *const xs = inputs + row * W, *const g = grads + row * W, *const before = pasts + row * W;
         const Vec<T> mean = broadcast(moments[2 * row]), inverse = broadcast(moments[2 * row + 1]);
         Vec<T> total{}, slope{};
-        along<T>(W, [&](int64_t at, int count) {
+        for_each_vector<T>(W, [&](int64_t at, int count) {
           const Vec<T> gi = load_as<T>(g + at, count), n = (load_as<T>(xs + at, count) - mean) * inverse;
           store_as<T>(of_shift + at, load_as<T>(of_shift + at, count) + gi, count);
           store_as<T>(of_scale + at, load_as<T>(of_scale + at, count) + gi * n, count);
@@ -196,7 +186,7 @@ class Passes {
         });
         const Vec<T> middle = broadcast(sum<T>(total) / W), tilt = broadcast(sum<T>(slope) / W);
         T* const out = outs + row * W;
-        along<T>(W, [&](int64_t at, int count) {
+        for_each_vector<T>(W, [&](int64_t at, int count) {
           const Vec<T> n = (load_as<T>(xs + at, count) - mean) * inverse;
           const Vec<T> scaled = load_as<T>(g + at, count) * load_as<T>(scale + at, count);
           store_as<T>(out + at, load_as<T>(before + at, count) + (scaled - middle - n * tilt) * inverse, count);
@@ -210,15 +200,8 @@ class Passes {
   T* grad_part(const Tensor& parts, int64_t b, Part which) const { return data<T>(parts) + (b * kParts + which) * W; }
 
   template <typename Work>
-  void for_each_image(const Work& work) const {
-    at::parallel_for(0, B, 1, [&](int64_t first, int64_t last) {
-      for (int64_t b = first; b < last; ++b) work(b);
-    });
-  }
-
-  template <typename Work>
   void for_each_row(const Work& work) const {
-    for_each_image([&](int64_t b) {
+    for_each_image(B, [&](int64_t b) {
       for (int64_t row = b * tokens; row < (b + 1) * tokens; ++row) work(b, row);
     });
   }
@@ -226,14 +209,14 @@ class Passes {
   // h = scale norm(x) + shift, and the row's mean and 1 / deviation.
   void norm(const T* x, const T* scale, const T* shift, T* h, T* stats) const {
     Vec<T> total{}, power{};
-    along<T>(W, [&](int64_t at, int count) { total += load_as<T>(x + at, count); });
+    for_each_vector<T>(W, [&](int64_t at, int count) { total += load_as<T>(x + at, count); });
     const Vec<T> mean = broadcast(sum<T>(total) / W);
-    along<T>(W, [&](int64_t at, int count) {
+    for_each_vector<T>(W, [&](int64_t at, int count) {
       const Vec<T> c = first_lanes<T>(load_as<T>(x + at, count) - mean, count);
       power += c * c;
     });
     const T inverse = 1 / std::sqrt(sum<T>(power) / W + static_cast<T>(kEps));
-    along<T>(W, [&](int64_t at, int count) {
+    for_each_vector<T>(W, [&](int64_t at, int count) {
       const Vec<T> n = (load_as<T>(x + at, count) - mean) * inverse;
       store_as<T>(h + at, n * load_as<T>(scale + at, count) + load_as<T>(shift + at, count), count);
     });
@@ -242,7 +225,7 @@ class Passes {
 
   // out = x + gate (product + bias).
   void add(const T* x, const T* gate, const T* product, const T* bias, T* out) const {
-    along<T>(W, [&](int64_t at, int count) {
+    for_each_vector<T>(W, [&](int64_t at, int count) {
       const Vec<T> value = load_as<T>(product + at, count) + load_as<T>(bias + at, count);
       store_as<T>(out + at, load_as<T>(x + at, count) + load_as<T>(gate + at, count) * value, count);
     });
