@@ -6,7 +6,7 @@ On a CPU, in fp32 and fp64, the layer is one op of C++ with its own backward pas
 without the C++ kernels it is plain torch, whose fused attention and matrix products are the kernels a GPU has for it;
 so there is no Triton kernel. Neither differentiates twice: it is not for a decoder whose derivatives are penalised.
 
-`formula` is the specification and the fp64 oracle of the tests.
+`formula` is the specification.
 """
 
 from collections.abc import Callable, Sequence
