@@ -70,7 +70,7 @@ sanitize: setup $(SANITIZED)/.compiled ## the C++ ops' tests under AddressSaniti
 
 demo: setup ## decoders inverted by search and replay against encoders: progress, tables, a page in runs/demo
 	@rm -rf runs/demo
-	@$(BIN)/compgen study perception --scale quick --out runs/demo
+	@$(BIN)/cgf study perception --scale quick --out runs/demo
 
 bench: setup ## the benchmark suites under pytest-benchmark, one thread
 	@OMP_NUM_THREADS=1 $(BIN)/pytest --quiet bench

@@ -2,7 +2,7 @@
 
 Everything declarative lives in pyproject.toml. This file holds what cannot be declared: the compiler, its flags, and
 what happens without one. The package then installs all the same and runs on the torch backend; the reason is written to
-`compgen_fast/_build_info.json`, where `compgen env` reads it.
+`compgen_fast/_build_info.json`, where `cgf env` reads it.
 """
 
 import json

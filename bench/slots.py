@@ -1,7 +1,7 @@
 """The suite `slots`: slot attention in both directions, at the shapes of object-centric models.
 
 A suite is a file like this: a function that lists the cases for a device, and `run`, which the command
-`compgen bench slots` calls. To add one, write ``bench/ops/<op>.py`` with a function that returns a `Case` (inputs,
+`cgf bench slots` calls. To add one, write ``bench/ops/<op>.py`` with a function that returns a `Case` (inputs,
 oracle, us, peers), list its shapes in such a file, and add the file's name to `Bench.suite` in ``compgen_fast/cli.py``.
 Gate, memory, timing, CSV, table and chart come with it.
 """

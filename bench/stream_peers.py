@@ -1,4 +1,4 @@
-"""The readers that `compgen bench stream` compares: each an endless supply of batches of the same packed samples.
+"""The readers that `cgf bench stream` compares: each an endless supply of batches of the same packed samples.
 
 Every one of them shuffles, decodes to uint8 and gives the factors too, as training would want it. The two floors do
 less on purpose: reading the tars' bytes, and decoding samples that are in memory already.

@@ -1,6 +1,6 @@
 """The cases of the suite `slots` under pytest-benchmark: `make bench` prints the contenders of a case side by side.
 
-For looking around while working on a kernel. Ratios to quote come from `compgen bench slots`, which interleaves the
+For looking around while working on a kernel. Ratios to quote come from `cgf bench slots`, which interleaves the
 contenders; pytest-benchmark runs them one after the other.
 """
 

@@ -1,7 +1,7 @@
 """Kernel-optimised training of models that generalise by composition: slots in, pixels out.
 
 The public ops are importable from here; everything else from the subpackage it lives in. Importing this package does
-not import torch, so that `compgen --help` answers at once: the ops load on first use.
+not import torch, so that `cgf --help` answers at once: the ops load on first use.
 """
 
 from importlib import import_module

@@ -93,9 +93,7 @@ def configurations() -> dict[str, Any]:
     table: dict[str, Any] = json.loads(CONFIGS.read_text())
     for name, entry in table.items():
         if entry["hash"] != configuration_hash(entry["kernels"]):
-            raise ValueError(
-                f"{CONFIGS}: the rows of {name} are not those that were chosen; undo, or run `compgen tune`"
-            )
+            raise ValueError(f"{CONFIGS}: the rows of {name} are not those that were chosen; undo, or run `cgf tune`")
     return table
 
 

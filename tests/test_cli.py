@@ -2,19 +2,22 @@
 
 import itertools
 import os
+import shutil
 import subprocess
 import sys
+from importlib.metadata import entry_points
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 from PIL import Image
 
+import compgen_fast
 from compgen_fast import cli
 
 
-def compgen(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "compgen_fast.cli", *arguments]
+def cgf(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "compgen_fast", *arguments]
     return subprocess.run(command, env=os.environ | environment, capture_output=True, text=True, check=False)
 
 
@@ -42,6 +45,41 @@ def test_help_answers_without_importing_torch() -> None:
     assert "torch imported: False" in done.stdout, done.stderr
 
 
+@pytest.mark.parametrize("start", [["-m", "compgen_fast"], [str(Path(sys.executable).with_name("cgf"))]])
+def test_the_version_is_told(start: list[str]) -> None:
+    done = subprocess.run([sys.executable, *start, "--version"], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, f"compgen-fast {compgen_fast.__version__}\n")
+
+
+def test_the_command_has_a_name_that_no_shell_builtin_wins_over() -> None:
+    scripts = {
+        script.name for script in entry_points(group="console_scripts") if script.value == "compgen_fast.cli:main"
+    }
+    assert scripts == {"cgf", "compgen-fast"}
+    bash = shutil.which("bash")
+    assert bash is not None
+    builtin = subprocess.run(
+        [bash, "-c", "type -t cgf compgen-fast"], env={"PATH": ""}, capture_output=True, check=False
+    )
+    assert builtin.stdout == b""
+
+
+def test_a_reader_that_goes_away_is_no_fault() -> None:
+    command = [sys.executable, "-m", "compgen_fast", "--help"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None and process.stderr is not None
+        process.stdout.close()
+        assert process.stderr.read() == b""
+    assert process.returncode == 141
+
+
+def test_advice_for_a_misspelt_option_is_about_the_command_that_was_given(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as exit_:
+        cli.main(["train", "frame_vae_cpu", "--stpes", "3"])
+    shown = capsys.readouterr().err
+    assert exit_.value.code == 2 and "--steps" in shown and "dit_cpu" not in shown
+
+
 def test_bench_hands_its_options_over_and_returns_the_exit_code(bench_calls: list[dict[str, object]]) -> None:
     assert cli.main(["bench", "slots", "--quick", "--threads", "2", "--json", "-"]) == 7
     assert bench_calls == [{"quick": True, "threads": 2, "json": "-", "device": "cpu"}]
@@ -51,7 +89,6 @@ def test_bench_hands_its_options_over_and_returns_the_exit_code(bench_calls: lis
     ("arguments", "complaint"),
     [
         ([], "env"),
-        (["frobnicate"], "frobnicate"),
         (["bench", "nothing"], "nothing"),
         (["bench", "slots", "--threads", "many"], "--threads"),
         (["bench", "slots", "--device", "tpu"], "tpu"),
@@ -94,7 +131,7 @@ def test_cuda_is_refused_where_there_is_none(
 
 
 def test_an_unknown_backend_in_the_environment_is_refused_without_a_traceback() -> None:
-    done = compgen("env", COMPGEN_BACKEND="abacus")
+    done = cgf("env", COMPGEN_BACKEND="abacus")
     assert done.returncode == 2
     assert "abacus" in done.stderr
     assert done.stderr.count("\n") == 1
@@ -161,7 +198,10 @@ def test_a_folder_is_packed_by_its_adapter(tmp_path: Path, capsys: pytest.Captur
         (["world", "show", "scenes", "--split", "mood"], "there is no split 'mood'; expected one of background"),
         (["world", "show", "scenes", "--options", "objects"], "--options objects: expected name=value"),
         (["world", "show", "scenes", "--options", "legs=4"], "scenes: there is no option 'legs'"),
-        (["inspect", "no/folder"], "expected a folder made by `compgen pack`"),
+        (["frobnicate"], "there is no command 'frobnicate'; expected one of env, world, pack"),
+        (["trian"], "there is no command 'trian'; did you mean train?"),
+        (["train", "slot_vea_cpu"], "there is no recipe 'slot_vea_cpu'; did you mean slot_vae_cpu"),
+        (["inspect", "no/folder"], "expected a folder made by `cgf pack`"),
     ],
 )
 def test_data_that_cannot_be_had_is_a_sentence_and_exit_2(

@@ -1,4 +1,4 @@
-"""`compgen env`: complete, honest about what does not run, and the same in both forms."""
+"""`cgf env`: complete, honest about what does not run, and the same in both forms."""
 
 import json
 import os
@@ -20,10 +20,10 @@ DEVICES = {"cpu", "cuda"}
 
 
 def report(**environment: str) -> dict[str, Any]:
-    """`compgen env --json` in a fresh process: stdout must be one JSON object and nothing else."""
+    """`cgf env --json` in a fresh process: stdout must be one JSON object and nothing else."""
     ours = ("COMPGEN_BACKEND", "TRITON_INTERPRET")
     clean = {name: value for name, value in os.environ.items() if name not in ours}
-    command = [sys.executable, "-m", "compgen_fast.cli", "env", "--json"]
+    command = [sys.executable, "-m", "compgen_fast", "env", "--json"]
     done = subprocess.run(command, env=clean | environment, capture_output=True, text=True, check=True)
     parsed = json.loads(done.stdout)
     assert isinstance(parsed, dict)

@@ -1,6 +1,6 @@
 """Tokens of images, made once by a trained tokenizer and kept as shards, so that generators never see a pixel.
 
-The shards are ordinary ones: `compgen verify` and `compgen inspect` know them, and so does any WebDataset reader. What
+The shards are ordinary ones: `cgf verify` and `cgf inspect` know them, and so does any WebDataset reader. What
 they hold as a raw image uint8 [T, W, 3] is the bytes of the tokens: row t is token t, a code as three bytes, latents as
 fp32 and then zeros up to a whole pixel. The name in the manifest says how to read them, and by which tokenizer they
 were made: ``shapes2d-composition-train.latents-16x8-0f3a5c1b9e7d``. The factors travel along as always.
@@ -172,7 +172,7 @@ def cache(
 
     Args:
         tokenizer: trained; in evaluation, on any device.
-        source: a world's part, an adapter's view, or a folder made by `compgen pack`.
+        source: a world's part, an adapter's view, or a folder made by `cgf pack`.
         folder: where to. An unfinished cache of the same tokenizer and source in it is completed; one of another
             tokenizer is refused.
         kind: ``"latents"`` [T, C] fp32 of unit variance, or a VQVAE's ``"codes"`` [T], which it turns into the same

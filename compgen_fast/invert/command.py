@@ -1,4 +1,4 @@
-"""`compgen search` and `compgen replay --pack`: exported weights and packed shards in, files out.
+"""`cgf search` and `cgf replay --pack`: exported weights and packed shards in, files out.
 
 A search leaves a folder: settings.json, and latents.safetensors with what `Found` holds for every image in the order
 of the shards (z, error, start_error, steps, restart, trace), beside keys.json, their names. While it runs, each batch

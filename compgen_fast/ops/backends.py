@@ -179,7 +179,7 @@ def _load_cpp() -> None:
     if missing := _cpp_missing():
         warnings.warn(
             f"compgen_fast: C++ kernels {missing}; CPU tensors are served by plain torch, which is slower. "
-            "`compgen env` shows details.",
+            "`cgf env` shows details.",
             RuntimeWarning,
             stacklevel=2,
         )

@@ -47,7 +47,7 @@ class Breach(NamedTuple):
 
     def __str__(self) -> str:
         remedy = (
-            "if it is meant, `compgen prove --record` records it" if self.recordable else "this cannot be recorded away"
+            "if it is meant, `cgf prove --record` records it" if self.recordable else "this cannot be recorded away"
         )
         return f"{self.name} on {self.architecture}: {self.what} {self.found}, allowed {self.allowed}; {remedy}"
 

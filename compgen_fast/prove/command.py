@@ -1,4 +1,4 @@
-"""`compgen prove`: climb the ladder, show it, and fail where a budget is broken."""
+"""`cgf prove`: climb the ladder, show it, and fail where a budget is broken."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from compgen_fast.prove.command import alike, cells, reasons, roofline_cells
 from compgen_fast.prove.ladder import Ladder, Row, Step
 from compgen_fast.prove.roofline import PEAKS
 
-BEGIN = "<!-- made by `compgen prove --page docs/prove.md`; do not edit from here on -->"
+BEGIN = "<!-- made by `cgf prove --page docs/prove.md`; do not edit from here on -->"
 END = "<!-- end of what the command made -->"
 
 

@@ -1,4 +1,4 @@
-"""`compgen tune`: which configurations were chosen, with what they gain, and the table rewritten."""
+"""`cgf tune`: which configurations were chosen, with what they gain, and the table rewritten."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def run(kernel: str | None, arch: str | None, device: str) -> int:
             write([each], by)
             progress.advance(task)
     console.print(_table(found, by))
-    console.print(f"written to {CONFIGS}; next: compgen prove --record", soft_wrap=True)
+    console.print(f"written to {CONFIGS}; next: cgf prove --record", soft_wrap=True)
     return 0
 
 

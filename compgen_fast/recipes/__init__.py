@@ -1,4 +1,4 @@
-"""Named training runs: functions that return a config. `compgen train NAME` runs one, `--field value` changes it."""
+"""Named training runs: functions that return a config. `cgf train NAME` runs one, `--field value` changes it."""
 
 from collections.abc import Callable
 

@@ -1,7 +1,7 @@
 """Generators for the generation study: four objectives on one trunk, of 32×32 Shapes2D on a CPU and 64×64 on GPUs.
 
 They see the four compositions of which no two factors are high; the other four are for asking afterwards. All on one
-kind of machine differ in the objective only. Train the tokenizer first: `compgen train vae_tokenizer_cpu`, or
+kind of machine differ in the objective only. Train the tokenizer first: `cgf train vae_tokenizer_cpu`, or
 vq_tokenizer_cpu for MaskGIT.
 """
 

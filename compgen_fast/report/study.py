@@ -63,7 +63,7 @@ def write_page(folder: Path, study: str, title: str, body: Callable[[], str], st
 
 
 def _again(study: str) -> str:
-    return f"run `compgen study {study}` into this folder again"
+    return f"run `cgf study {study}` into this folder again"
 
 
 def section(title: str, body: str) -> str:

@@ -105,7 +105,7 @@ def read(path: Path, origin: str | None = None) -> Manifest:
         text = path.read_text()
     except FileNotFoundError:
         raise StreamError(
-            f"{where} is not there; expected a folder made by `compgen pack` (one that was interrupted is finished by "
+            f"{where} is not there; expected a folder made by `cgf pack` (one that was interrupted is finished by "
             "running the same command again)"
         ) from None
     return parse(text, where)

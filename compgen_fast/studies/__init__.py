@@ -1,1 +1,1 @@
-"""The papers as runnable studies, each ending in results.json and a report page. `compgen study` starts them."""
+"""The papers as runnable studies, each ending in results.json and a report page. `cgf study` starts them."""

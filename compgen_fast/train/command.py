@@ -1,4 +1,4 @@
-"""The commands that take a recipe: `compgen train`, `profile`, `scale-plan`, `model`.
+"""The commands that take a recipe: `cgf train`, `profile`, `scale-plan`, `model`.
 
 A recipe is a subcommand whose options are the fields of its config, with the recipe's values as defaults. This module
 parses; loop.py, profiling.py, scaling.py and models/summary.py do the work.
@@ -12,6 +12,7 @@ from typing import Annotated, Any, Union
 
 import tyro
 
+from compgen_fast.commands.common import refuse_unknown
 from compgen_fast.recipes import RECIPES
 from compgen_fast.train.config import TrainConfig
 
@@ -39,7 +40,7 @@ class Train:
             return launch.run_hosts(self.hostfile, arguments)
         if self.nproc != 1:
             run.refuse_impossible(self.config, self.nproc)
-            return launch.run_ranks([sys.executable, "-m", "compgen_fast.cli", *arguments], self.nproc)
+            return launch.run_ranks([sys.executable, "-m", "compgen_fast", *arguments], self.nproc)
         return run.run(self.config, self.resume)
 
 
@@ -91,23 +92,32 @@ COMMANDS: dict[str, type[Any]] = {"train": Train, "profile": Profile, "scale-pla
 
 
 def run(arguments: list[str]) -> int:
-    """Runs `compgen` with these arguments, the first of which is one of COMMANDS."""
+    """Runs `cgf` with these arguments, the first of which is one of COMMANDS."""
+    refuse_unknown(arguments[1:], "recipe", RECIPES)
     code: int = parse(arguments[0], arguments[1:]).run(arguments)
     return code
 
 
 def parse(name: str, arguments: list[str]) -> Any:
-    """The command called ``name`` with its recipe and settings; wrong syntax exits 2 with a sentence."""
+    """The command called ``name`` with its recipe and settings; wrong syntax exits 2 with a sentence.
+
+    Only the recipe that is asked for is parsed, so that advice is about it alone.
+    """
     command = COMMANDS[name]
+    config = (tyro.conf.FlagCreatePairsOff, tyro.conf.AvoidSubcommands)
+    recipe = arguments[0] if arguments and arguments[0] in RECIPES else None
+    if recipe is None:
+        prog, told = f"cgf {name}", command.__doc__
+        return tyro.cli(_any_recipe(command), prog=prog, description=told, args=arguments, config=config)
+    make = RECIPES[recipe]
+    default, prog = command(config=make()), f"cgf {name} {recipe}"
+    return tyro.cli(command, default=default, prog=prog, description=make.__doc__, args=arguments[1:], config=config)
+
+
+def _any_recipe(command: type[Any]) -> Any:
+    """Every recipe as a subcommand of its name: what --help lists."""
     recipes = tuple(
         Annotated[command, tyro.conf.subcommand(recipe, default=command(config=make()), description=make.__doc__)]
         for recipe, make in RECIPES.items()
     )
-    choice: Any = Union[recipes]  # noqa: UP007 made at run time
-    return tyro.cli(
-        choice,
-        prog=f"compgen {name}",
-        description=command.__doc__,
-        args=arguments,
-        config=(tyro.conf.FlagCreatePairsOff, tyro.conf.AvoidSubcommands),
-    )
+    return Union[recipes]  # noqa: UP007 made at run time

@@ -10,7 +10,7 @@ from compgen_fast.generate.config import GeneratorConfig
 from compgen_fast.models.config import ModelConfig, ReplayConfig, SlotVAEConfig
 
 NEEDS_TOKENS = (
-    "a generator learns tokens of images. Train a tokenizer with `compgen train vae_tokenizer_cpu` (for MaskGIT "
+    "a generator learns tokens of images. Train a tokenizer with `cgf train vae_tokenizer_cpu` (for MaskGIT "
     "vq_tokenizer_cpu), then give its weights: --data.tokenizer runs/vae_tokenizer_cpu/weights"
 )
 
@@ -20,7 +20,7 @@ class DataConfig:
     """Packed shards to stream. Without ``shards``, the world named here is packed once under ``cache``."""
 
     shards: str | None = None
-    """A folder made by `compgen pack`, or its address."""
+    """A folder made by `cgf pack`, or its address."""
     validation: str | None = None
     """Shards of images like these that are not trained on. They choose the best checkpoint; without them, and without
     a world, the training loss does."""

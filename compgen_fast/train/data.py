@@ -108,7 +108,7 @@ def check_tokenizer(config: TrainConfig) -> None:
     if kind_of(model) == "codes" and not isinstance(found, VQVAEConfig):
         raise ValueError(
             f"data.tokenizer: {folder} holds a VAE, which has no codes; MaskGIT learns codes. Train a VQ-VAE with "
-            "`compgen train vq_tokenizer_cpu`, then give --data.tokenizer runs/vq_tokenizer_cpu/weights"
+            "`cgf train vq_tokenizer_cpu`, then give --data.tokenizer runs/vq_tokenizer_cpu/weights"
         )
     _check_layout(model, Layout.of_config(found, kind_of(model)), f"the tokenizer in {folder} makes")
 

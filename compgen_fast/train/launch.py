@@ -1,7 +1,7 @@
 """How the processes of a run come to be, and which of them this one is.
 
-    compgen train --nproc 4 …            `run_ranks` starts four on this machine and looks after them
-    compgen train --hostfile hosts …     `run_hosts` hands over to DeepSpeed's launcher, which starts them by ssh
+    cgf train --nproc 4 …            `run_ranks` starts four on this machine and looks after them
+    cgf train --hostfile hosts …     `run_hosts` hands over to DeepSpeed's launcher, which starts them by ssh
     torchrun … / srun … / mpirun …       they are there already
 
 Each process then asks `placed`, which reads what its launcher left in the environment. Making the process group is
@@ -268,7 +268,7 @@ def _first_failure(ranks: Sequence[subprocess.Popen[bytes]]) -> int:
             return code  # it said itself which rank it was that stalled
         if code:
             how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
-            _write(f"compgen: rank {rank} (process {process.pid}) {how}; the other ranks are being ended\n".encode())
+            _write(f"cgf: rank {rank} (process {process.pid}) {how}; the other ranks are being ended\n".encode())
             return code if code > 0 else 128 - code
     return 0
 
@@ -348,7 +348,7 @@ def _free_port() -> int:
 
 
 def run_hosts(hostfile: Path, arguments: Sequence[str]) -> int:
-    """Runs ``compgen`` with ``arguments`` as ranks on the machines of ``hostfile``; the exit code of the launcher."""
+    """Runs ``cgf`` with ``arguments`` as ranks on the machines of ``hostfile``; the exit code of the launcher."""
     command = hosts_command(hostfile, arguments)
     if shutil.which("pdsh") is None:
         raise ValueError("--hostfile needs pdsh to reach other machines; install it, or start with torchrun or srun")
@@ -356,13 +356,13 @@ def run_hosts(hostfile: Path, arguments: Sequence[str]) -> int:
 
 
 def hosts_command(hostfile: Path, arguments: Sequence[str]) -> list[str]:
-    """The command line of DeepSpeed's launcher that runs ``compgen`` with ``arguments`` on all hosts."""
+    """The command line of DeepSpeed's launcher that runs ``cgf`` with ``arguments`` on all hosts."""
     read_hostfile(hostfile)  # DeepSpeed runs on this machine alone, with a warning, when it finds no file
     return [
         *(sys.executable, "-m", "deepspeed.launcher.runner", "--hostfile", str(hostfile.absolute())),
         "--force_multi",  # or a single host in the file would mean this machine, whatever its name
         "--no_local_rank",
-        *("--module", "compgen_fast.cli"),
+        *("--module", "compgen_fast"),
         *(_for_remote_shell(argument) for argument in arguments),
     ]
 

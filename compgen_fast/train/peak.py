@@ -1,7 +1,7 @@
 """What this machine can do at most: the FLOP/s of its best matrix product, and the memory that this process holds.
 
 The utilisation of a run is its FLOP/s over this peak, so the peak is measured here and not read from a data sheet.
-Not for comparing implementations: that is `compgen bench`.
+Not for comparing implementations: that is `cgf bench`.
 """
 
 import resource

@@ -7,7 +7,7 @@ belongs to the phase that launched it, and a moment without a kernel is idle.
 The backward pass is told apart by module: autograd gives each operator of the forward pass a number and hands it to the
 gradient's node, so the node's time goes to the module in which the operator ran.
 
-Recording costs a few microseconds per operator: read the shares, and take speeds from metrics.py or `compgen bench`.
+Recording costs a few microseconds per operator: read the shares, and take speeds from metrics.py or `cgf bench`.
 """
 
 import heapq

@@ -43,7 +43,7 @@ def _trained(config: TrainConfig, resume: bool, ranks: Ranks) -> int:
             write_report(trainer)
     except SHARED_FAILURES as failure:
         if ranks.first:
-            print(f"compgen: {failure}", file=sys.stderr)
+            print(f"cgf: {failure}", file=sys.stderr)
         return FAILED
     return 0
 
@@ -84,6 +84,6 @@ def refuse_impossible(config: TrainConfig, ranks: int) -> None:
     check_tokenizer(config)
     if config.device == "cuda" and not torch.cuda.is_available():
         raise ValueError(
-            "device is 'cuda', and torch sees no CUDA or ROCm device here; `compgen env` says what it sees. "
+            "device is 'cuda', and torch sees no CUDA or ROCm device here; `cgf env` says what it sees. "
             "--device cpu trains on the processor"
         )

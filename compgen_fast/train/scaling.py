@@ -6,7 +6,7 @@ The batch per GPU is kept (weak scaling), so compute is the same for any number 
 step. The messages are those that DeepSpeed 0.19 sends in fp32 mode, which is not always what ZeRO's papers say.
 
 Nothing here was measured on a GPU, and every row says so. The one machine whose figures are measured is the CPU it runs
-on: `calibrate_cpu` times its parts and predicts a step of two ranks from them, which `compgen bench` compares with one.
+on: `calibrate_cpu` times its parts and predicts a step of two ranks from them, which `cgf bench` compares with one.
 """
 
 import math
@@ -308,7 +308,7 @@ def inputs_of(config: "TrainConfig", gpus: tuple[int, ...]) -> ScaleInputs:
 
 
 def run(config: "TrainConfig", gpus: str) -> int:
-    """`compgen scale-plan`: prints the plan of a recipe."""
+    """`cgf scale-plan`: prints the plan of a recipe."""
     inputs = inputs_of(config, parse_gpus(gpus))
     Console().print(show(inputs, plan(inputs)))
     return 0

@@ -446,7 +446,7 @@ class Watch:
             mates = [member for member in self._members if member.machine == self._own.machine]
             # Without a store, ranks of different machines do not know of each other: one on each machine speaks.
             if self._own == _spokesman(self._members if store else mates, verdict) and not self._failed:
-                _say(f"compgen: {verdict.sentence}. All ranks end with exit code {EXIT_STALLED}.")
+                _say(f"cgf: {verdict.sentence}. All ranks end with exit code {EXIT_STALLED}.")
             if verdict.deaf and self._own == _spokesman(mates, verdict):
                 for member in mates:
                     if member.rank in verdict.ranks and member != self._own:

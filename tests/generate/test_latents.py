@@ -114,7 +114,7 @@ def test_a_cache_verifies_and_can_be_inspected(source: Part, vae: ConvVAE, tmp_p
     found = inspect(folder, tmp_path / "grid.png", console)
     assert found.name == Layout.of(vae, "latents").named("shapes2d-composition-train")
     assert (tmp_path / "grid.png").exists()
-    command = [sys.executable, "-m", "compgen_fast.cli", "verify", str(folder)]
+    command = [sys.executable, "-m", "compgen_fast", "verify", str(folder)]
     assert subprocess.run(command, capture_output=True).returncode == 0
     shard = folder / "shard-000000.tar"
     damaged = bytearray(shard.read_bytes())

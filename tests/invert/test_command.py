@@ -1,4 +1,4 @@
-"""`compgen search` and `compgen replay`: from exported weights and shards to files."""
+"""`cgf search` and `cgf replay`: from exported weights and shards to files."""
 
 import json
 from pathlib import Path

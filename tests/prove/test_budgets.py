@@ -37,7 +37,7 @@ from compgen_fast.prove.chips import CHIPS
 from compgen_fast.prove.ladder import Row, compiled
 from tests.prove.rows import CASE, made_row
 
-# Compiling everything for all four architectures takes minutes, which is for `compgen prove`. fp16 compiles like bf16.
+# Compiling everything for all four architectures takes minutes, which is for `cgf prove`. fp16 compiles like bf16.
 CHECKED = [
     *((case, architecture) for architecture in TARGETS for case in REAL if case.dtype != FP16),
     *((case, "sm_80") for case in dict.fromkeys(shipped("sm_80")) if case not in REAL),
@@ -96,7 +96,7 @@ def test_one_register_more_is_too_many() -> None:
     said = sentence(made_row(registers=65), of(made_row()))
     assert said == (
         f"{CASE.name}: _forward_kernel on sm_80: registers 65, allowed at most 64; "
-        "if it is meant, `compgen prove --record` records it"
+        "if it is meant, `cgf prove --record` records it"
     )
 
 

@@ -1,4 +1,4 @@
-"""`compgen prove` on a ladder that was climbed elsewhere: what it prints, writes, refuses and returns."""
+"""`cgf prove` on a ladder that was climbed elsewhere: what it prints, writes, refuses and returns."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_a_broken_budget_is_named_and_the_exit_code_is_1(climb: Climb, capsys: p
     climb.found = climb.all_good(registers=80)
     assert cli.main(["prove"]) == 1
     said = capsys.readouterr().out
-    assert "registers 80, allowed at most 64; if it is meant, `compgen prove --record` records it" in said
+    assert "registers 80, allowed at most 64; if it is meant, `cgf prove --record` records it" in said
     assert "slot_cross_attention forward bf16 3 4 4 4" in " ".join(said.split())
 
 

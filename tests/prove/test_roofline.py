@@ -19,7 +19,7 @@ from compgen_fast.prove.chips import CHIPS
 from compgen_fast.prove.emulate import traced
 from compgen_fast.prove.roofline import MOST_MOVED, LaunchWork, Work, launch_work, necessary_bytes, predict
 
-SAMPLE = 6  # blocks: `compgen prove` traces more, and shows them
+SAMPLE = 6  # blocks: `cgf prove` traces more, and shows them
 
 
 @pytest.mark.parametrize("case", [case for case in REAL if case.dtype != FP16], ids=lambda case: case.name)

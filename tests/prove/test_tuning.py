@@ -122,9 +122,7 @@ def test_rows_that_nobody_chose_are_refused(path: Path) -> None:
     table = json.loads(path.read_text())
     table["gfx942"]["kernels"][ROW.kernel]["16 bit"][0][2] = 256
     path.write_text(json.dumps(table))
-    with pytest.raises(
-        ValueError, match="the rows of gfx942 are not those that were chosen; undo, or run `compgen tune`"
-    ):
+    with pytest.raises(ValueError, match="the rows of gfx942 are not those that were chosen; undo, or run `cgf tune`"):
         launch.configurations.__wrapped__()
 
 
@@ -148,7 +146,7 @@ def test_the_command_writes_what_was_chosen_and_shows_what_changed(
     monkeypatch.setattr(tuning, "choices", lambda rows, names, device: [("sm_90", Choice(ROW, SHIPPED, OTHER, 2, 1.5))])
     assert main(["tune", "--kernel", "slot_cross_attention", "--arch", "sm_90"]) == 0
     printed = capsys.readouterr().out
-    assert "1 of 1 configurations changed, modelled" in printed and "compgen prove --record" in printed
+    assert "1 of 1 configurations changed, modelled" in printed and "cgf prove --record" in printed
     assert [ROW.S, ROW.D, *OTHER] in json.loads(path.read_text())["sm_90"]["kernels"][ROW.kernel]["16 bit"]
 
 

@@ -28,7 +28,7 @@ def results(seeds: Sequence[int] = (0,), *, sweeps: bool = True) -> dict[str, An
     return {
         "study": "perception",
         "version": 1,
-        "command": "compgen study perception --scale quick --out <folder>",
+        "command": "cgf study perception --scale quick --out <folder>",
         "scale": "quick",
         "split": "background",
         "seeds": list(seeds),

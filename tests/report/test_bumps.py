@@ -50,7 +50,7 @@ def results(
     return {
         "study": "bumps",
         "version": 1,
-        "command": "compgen study bumps --scale cpu --part all",
+        "command": "cgf study bumps --scale cpu --part all",
         "scale": "cpu",
         "part": "all",
         "seeds": list(seeds),
@@ -352,7 +352,7 @@ def test_a_flat_volume_does_not_show_its_rounding() -> None:
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
-        (None, "there is no results.json in it; run `compgen study bumps`"),
+        (None, "there is no results.json in it; run `cgf study bumps`"),
         ("{", "results.json: it is damaged"),
         ("[]", "results.json: it holds study None, version None; expected 'bumps', 1"),
         ('{"study": "perception", "version": 1}', "it holds study 'perception', version 1; expected 'bumps', 1"),
@@ -380,5 +380,5 @@ def test_bad_pictures_are_refused_with_a_sentence(tmp_path: Path, damage: str) -
     if damage != "missing":
         path.write_bytes(b"" if damage == "empty" else whole[:-100])
     sentence = "there is no pictures.npz in it" if damage == "missing" else "pictures.npz: it is damaged"
-    with pytest.raises(ValueError, match=f"{sentence}.*; run `compgen study bumps` into this folder again"):
+    with pytest.raises(ValueError, match=f"{sentence}.*; run `cgf study bumps` into this folder again"):
         write(tmp_path)

@@ -228,7 +228,7 @@ def test_tables_fit_a_terminal() -> None:
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
-        (None, "there is no results.json in it; run `compgen study perception`"),
+        (None, "there is no results.json in it; run `cgf study perception`"),
         ("{", "results.json: it is damaged"),
         ("[]", "results.json: it holds study None, version None; expected 'perception', 1"),
         ('{"study": "perception", "version": 2}', "it holds study 'perception', version 2; expected 'perception', 1"),
@@ -267,7 +267,7 @@ def test_bad_pictures_are_refused_with_a_sentence(tmp_path: Path, damage: str) -
     else:
         path.write_bytes({"empty": b"", "cut": whole[:-100], "flipped": damaged(whole)}[damage])
     sentence = "there is no pictures.npz in it" if damage == "missing" else "pictures.npz: it is damaged"
-    with pytest.raises(ValueError, match=f"{sentence}.*; run `compgen study perception` into this folder again"):
+    with pytest.raises(ValueError, match=f"{sentence}.*; run `cgf study perception` into this folder again"):
         write(tmp_path)
 
 

@@ -237,7 +237,7 @@ def test_a_manifest_that_was_edited_is_refused(folder: Path, change: tuple[str, 
 
 
 def test_a_folder_without_a_manifest_says_what_to_do(tmp_path: Path) -> None:
-    with pytest.raises(StreamError, match=r"expected a folder made by `compgen pack`"):
+    with pytest.raises(StreamError, match=r"expected a folder made by `cgf pack`"):
         ShardStream(tmp_path, batch_size=10)
 
 

@@ -196,7 +196,7 @@ def test_no_workers_are_refused_in_one_sentence(capsys: pytest.CaptureFixture[st
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_the_large_scale_is_refused_without_a_gpu(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["study", "generation", "--scale", "gpu"]) == 2
-    assert "compgen env" in capsys.readouterr().err
+    assert "cgf env" in capsys.readouterr().err
 
 
 def test_the_record_checked_in_is_what_the_page_reads() -> None:

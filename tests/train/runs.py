@@ -1,4 +1,4 @@
-"""Training runs for tests: `compgen train` in processes of its own, on the smallest of models and worlds."""
+"""Training runs for tests: `cgf train` in processes of its own, on the smallest of models and worlds."""
 
 import json
 import os
@@ -38,7 +38,7 @@ def _last_wins(*settings: str) -> list[str]:
 def start_recipe(recipe: str, *settings: str) -> "subprocess.Popen[str]":
     environment = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE")}
     return subprocess.Popen(
-        [sys.executable, "-m", "compgen_fast.cli", "train", recipe, *settings],
+        [sys.executable, "-m", "compgen_fast", "train", recipe, *settings],
         env=environment | {"OMP_NUM_THREADS": "1"},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

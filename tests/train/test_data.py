@@ -182,7 +182,7 @@ def test_tokens_given_as_shards_are_read_as_they_are(tokenizers: Path, tmp_path:
 @pytest.mark.parametrize(
     ("model", "name", "sentence"),
     [
-        (DIT, "none", r"none does not hold config.json .* Train a tokenizer with `compgen train vae_tokenizer_cpu`"),
+        (DIT, "none", r"none does not hold config.json .* Train a tokenizer with `cgf train vae_tokenizer_cpu`"),
         (DIT, "slots", "holds a model of SlotVAEConfig; a generator learns tokens of images"),
         (
             replace(DIT, image_size=32),

@@ -1,4 +1,4 @@
-"""Generators by `compgen train`: tokens are made once, every objective trains, and JEPA's target survives a resume."""
+"""Generators by `cgf train`: tokens are made once, every objective trains, and JEPA's target survives a resume."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""The first steps of `compgen train slot_vae_cpu` are those that were checked in.
+"""The first steps of `cgf train slot_vae_cpu` are those that were checked in.
 
 A change that should not change training must not change these. One that should is made known by writing them anew:
 `python -m tests.train.test_golden`, and saying why in the commit.

@@ -266,7 +266,7 @@ def test_a_rank_that_fails_is_named_and_the_others_are_ended(
     assert run_ranks(program(script), 2) == code
     assert not (tmp_path / "outlived0").exists()
     failed, other = processes(tmp_path)[1], processes(tmp_path)[0]
-    assert f"compgen: rank 1 (process {failed}) {words}; the other ranks are being ended" in capfd.readouterr().err
+    assert f"cgf: rank 1 (process {failed}) {words}; the other ranks are being ended" in capfd.readouterr().err
     assert not running(other)
 
 
@@ -289,7 +289,7 @@ def test_ranks_that_found_a_stalled_one_themselves_are_not_blamed(
     program: Callable[[str], list[str]], capfd: pytest.CaptureFixture[str]
 ) -> None:
     assert run_ranks(program(f"os._exit({EXIT_STALLED})"), 2) == EXIT_STALLED
-    assert "compgen" not in capfd.readouterr().err
+    assert "cgf" not in capfd.readouterr().err
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])
@@ -337,7 +337,7 @@ def test_what_other_ranks_print_comes_whole_and_with_their_number(
     run_ranks(program(script), 3)
     captured = capfd.readouterr()
     assert captured.out == "from rank 0\n"
-    lines = [line for line in captured.err.splitlines() if not line.startswith("compgen")]
+    lines = [line for line in captured.err.splitlines() if not line.startswith("cgf")]
     for rank in (1, 2):
         own = [line for line in lines if line.startswith(f"[rank {rank}] ")]
         assert own[:3000] == [f"[rank {rank}] line {line} {'x' * 50}" for line in range(3000)]
@@ -464,7 +464,7 @@ def test_deepspeeds_launcher_understands_the_command(tmp_path: Path) -> None:
     command = hosts_command(path, AWKWARD)
     assert command[:3] == [sys.executable, "-m", "deepspeed.launcher.runner"]
     understood = parse_args(command[3:])
-    assert understood.hostfile == str(path) and understood.user_script == "compgen_fast.cli"
+    assert understood.hostfile == str(path) and understood.user_script == "compgen_fast"
     assert understood.module and understood.no_local_rank and understood.force_multi and not understood.no_python
 
 
@@ -475,10 +475,10 @@ def test_arguments_arrive_on_other_machines_as_they_were_given(tmp_path: Path) -
 
     command = hosts_command(hosts(tmp_path, "node1 slots=2"), AWKWARD)
     remote, *_ = PDSHRunner(parse_args(command[3:]), "e30=").get_cmd({}, {"node1": [0, 1]})
-    after = itertools.dropwhile(lambda word: word != "compgen_fast.cli", remote)
+    after = itertools.dropwhile(lambda word: word != "compgen_fast", remote)
     shell = " ".join([f"printf '%s\\n' {next(after)}", *after])  # as ssh does: joined by spaces, for a shell
     printed = subprocess.run(["sh", "-c", shell], capture_output=True, text=True, check=True).stdout
-    assert printed.splitlines() == ["compgen_fast.cli", *AWKWARD]
+    assert printed.splitlines() == ["compgen_fast", *AWKWARD]
 
 
 def test_several_machines_need_pdsh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""Tokenizers by `compgen train`: what they keep without gradients survives a resume and does not depend on ranks."""
+"""Tokenizers by `cgf train`: what they keep without gradients survives a resume and does not depend on ranks."""
 
 from pathlib import Path
 

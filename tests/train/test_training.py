@@ -1,4 +1,4 @@
-"""`compgen train` as a user runs it: whole runs, in processes of their own, some of them killed on the way."""
+"""`cgf train` as a user runs it: whole runs, in processes of their own, some of them killed on the way."""
 
 import os
 import signal
@@ -27,7 +27,7 @@ def straight(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
-    """What `compgen train` says to settings that it refuses; in this process, since nothing is to be made."""
+    """What `cgf train` says to settings that it refuses; in this process, since nothing is to be made."""
     for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"):
         monkeypatch.setenv(name, "")  # so that it is put back, whatever the command leaves there
         monkeypatch.delenv(name)

@@ -47,7 +47,7 @@ def gathered(jobs: Sequence[Job], scale: ScaleName, part: PartName, out: Path) -
     results: dict[str, Any] = {
         "study": "bumps",
         "version": report.VERSION,
-        "command": f"compgen study bumps --scale {scale} --part {part}",
+        "command": f"cgf study bumps --scale {scale} --part {part}",
         "scale": scale,
         "part": part,
         "seeds": sorted({seed for _, each in found for seed in each.get("seeds", ())}),

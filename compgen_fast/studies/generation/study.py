@@ -63,7 +63,7 @@ def gathered(jobs: Sequence[Run], scale: ScaleName, part: PartName, out: Path) -
     return {
         "study": report.NAME,
         "version": report.VERSION,
-        "command": f"compgen study generation --scale {scale} --part {part}",
+        "command": f"cgf study generation --scale {scale} --part {part}",
         "scale": scale,
         "part": part,
         "seeds": sorted({each["seed"] for each in found}),

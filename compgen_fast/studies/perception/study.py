@@ -100,7 +100,7 @@ def gathered(jobs: Sequence[Job], scale: ScaleName, split: Split, out: Path, sta
     results: dict[str, Any] = {
         "study": "perception",
         "version": report.VERSION,
-        "command": f"compgen study perception --scale {scale} --split {split} --seeds {len(seeds)}",
+        "command": f"cgf study perception --scale {scale} --split {split} --seeds {len(seeds)}",
         "scale": scale,
         "split": split,
         "encoder": _slots_by(main[0]),

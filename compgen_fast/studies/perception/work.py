@@ -1,6 +1,6 @@
 """The training of one job, as a process of its own: `python -m compgen_fast.studies.perception.work FOLDER`.
 
-FOLDER holds job.json. Both runs, the model and then its replay, go through the trainer that `compgen train` uses, on as
+FOLDER holds job.json. Both runs, the model and then its replay, go through the trainer that `cgf train` uses, on as
 many ranks as the process was started as. A run that was cut off goes on from its last checkpoint, one that is done is
 left alone. Lines of progress on stdout are for queue.py.
 """
@@ -20,7 +20,7 @@ JOB = "job.json"
 def read_job(folder: Path) -> Job:
     path = folder / JOB
     if not path.is_file():
-        raise ValueError(f"{folder}: there is no {JOB} in it; `compgen study perception` makes the folders of its jobs")
+        raise ValueError(f"{folder}: there is no {JOB} in it; `cgf study perception` makes the folders of its jobs")
     return from_json(Job, path.read_text(), str(path))
 
 

@@ -1,0 +1,48 @@
+"""What all commands share: how a request is refused, and how the code that serves it is found when it is asked for."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from difflib import get_close_matches
+from importlib import import_module
+from types import ModuleType
+
+
+class UsageError(Exception):
+    """The request cannot be met, and its message tells the user what to change."""
+
+
+@contextmanager
+def refusals() -> Iterator[None]:
+    """What the library refuses with a sentence is the user's to change."""
+    errors = load("compgen_fast.stream.faults")
+    try:
+        yield
+    except BrokenPipeError:
+        raise  # an OSError that refuses nothing
+    except (errors.StreamError, ValueError, ImportError, OSError) as refusal:
+        raise UsageError(str(refusal)) from None
+
+
+def load(module: str) -> ModuleType:
+    """Import what a command needs. The ops refuse a wrong COMPGEN_BACKEND while they are imported."""
+    try:
+        return import_module(module)
+    except ValueError as refusal:
+        raise UsageError(str(refusal)) from None
+
+
+def check_cuda() -> None:
+    import torch
+
+    if not torch.cuda.is_available():
+        raise UsageError("--device cuda: torch sees no CUDA or ROCm device here; `cgf env` says what it sees")
+
+
+def refuse_unknown(given: Sequence[str], what: str, known: Iterable[str]) -> None:
+    """Refuses a first word that is none of the ``known``, with those that it may have been meant for."""
+    names = list(known)
+    if not given or given[0].startswith("-") or given[0] in names:
+        return
+    close = get_close_matches(given[0], names)
+    advice = f"did you mean {' or '.join(close)}?" if close else f"expected one of {', '.join(names)}"
+    raise UsageError(f"there is no {what} {given[0]!r}; {advice}")
