@@ -26,10 +26,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TextColumn, TimeRemainingColumn
-from rich.text import Text
 
+from compgen_fast.progress import following
 from compgen_fast.stream import codecs, index, manifest
 from compgen_fast.stream.faults import StreamError
 from compgen_fast.stream.manifest import FORMATS, Format, Manifest, Schema, Shard
@@ -166,7 +164,7 @@ def _pack_all(source: Source, folder: Path, plan: Plan, workers: int, progress: 
     except StreamError:
         known = None
     job = _Job(source, folder, plan, known)
-    with _bar(plan, progress) as advance:
+    with following(f"pack {plan.name}", plan.samples, "samples", show=progress) as advance:
         if workers == 1:
             return [_shard(job, number, advance) for number in range(plan.shards)]
         return _in_parallel(job, workers, advance)
@@ -349,16 +347,3 @@ def key_of(number: int) -> str:
 def _remove_leftovers(folder: Path) -> None:
     for path in folder.glob(".*.tmp"):
         path.unlink(missing_ok=True)
-
-
-class _Rate(ProgressColumn):
-    def render(self, task: Task) -> Text:
-        return Text(f"{task.speed or 0:,.0f} samples/s")
-
-
-@contextlib.contextmanager
-def _bar(plan: Plan, show: bool) -> Iterator[Callable[[int], None]]:
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), _Rate(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), disable=not show) as bar:
-        task = bar.add_task(f"pack {plan.name}", total=plan.samples)
-        yield lambda samples: bar.advance(task, samples)
