@@ -49,7 +49,7 @@ class World:
 
 
 WORLD, FOLDER, HELD_OUT = "a world", "a folder", "a folder with --hold-out"
-_MEANT_FOR = {
+_MEANT_FOR = {  # what is not named here means something everywhere
     "split": (WORLD,),
     "size": (WORLD,),
     "part": (WORLD, HELD_OUT),
@@ -138,6 +138,9 @@ class Pack:
 
     def refuse_idle(self) -> None:
         """Refuses every option that would have no effect."""
+        if WORLD in self.modes:
+            known = (*load("compgen_fast.worlds").NAMES, "a folder of images")
+            refuse_unknown((self.source,), "world or folder", known)
         for option, meant in _MEANT_FOR.items():
             if _given(self, option) and not set(meant) & set(self.modes):
                 raise UsageError(f"{_flag(option)} has no effect on {self.modes[0]}; it is for {' or '.join(meant)}")
@@ -151,9 +154,7 @@ class Pack:
         return load("compgen_fast.worlds.adapters").without(source, skipped), skipped
 
     def of_world(self) -> Any:
-        worlds = load("compgen_fast.worlds")
-        refuse_unknown((self.source,), "world or folder", (*worlds.NAMES, "a folder of images"))
-        return worlds.open_split(
+        return load("compgen_fast.worlds").open_split(
             self.source,
             split=self.split,
             part=self.part or "train",
@@ -180,7 +181,8 @@ class Pack:
         )
         if self.hold_out is None:
             return folder
-        parts = adapters.held_out(folder, self.hold_out, seen=self.seen_pairs or 2, seed=self.seed or 0)._asdict()
+        seen = 2 if self.seen_pairs is None else self.seen_pairs
+        parts = adapters.held_out(folder, self.hold_out, seen=seen, seed=self.seed or 0)._asdict()
         part = self.part or "train"
         if part not in parts:
             raise UsageError(f"--part is {part!r}; with --hold-out it is one of {', '.join(parts)}")
@@ -190,16 +192,18 @@ class Pack:
         """Which images to leave out as bad. A pack that goes on leaves out what it did before."""
         packing = load("compgen_fast.stream.packing")
         before: Mapping[str, str] | None = packing.skipped_in(self.out)
-        if before is not None:
-            if before and not self.skip_bad:
-                raise UsageError(
-                    f"{self.out} holds a pack that leaves out bad images ({_listed(before)}); go on with --skip-bad, "
-                    f"or {packing.anew(self.out)}"
-                )
-            return before
-        bad: Mapping[str, str] = load("compgen_fast.worlds.adapters").unreadable(
-            source, workers=self.workers, progress=True
-        )
+        if before is None:
+            return self.bad(source)
+        if before and not self.skip_bad:
+            raise UsageError(
+                f"{self.out} holds a pack that leaves out bad images ({_listed(before)}); go on with --skip-bad, or "
+                f"{packing.anew(self.out)}"
+            )
+        return before
+
+    def bad(self, source: Any) -> Mapping[str, str]:
+        adapters = load("compgen_fast.worlds.adapters")
+        bad: Mapping[str, str] = adapters.unreadable(source, workers=self.workers, progress=True)
         if bad and not self.skip_bad:
             raise UsageError(
                 f"{self.source}: {len(bad):,} of {len(source):,} images cannot be used: {_listed(bad)}; restore or "

@@ -64,6 +64,7 @@ HELD_OUT = ("--hold-out", "shape", "ground")
             ("photos", *HELD_OUT, "--part", "level1"),
             "--part is 'level1'; with --hold-out it is one of train, validation",
         ),
+        (("photos", *HELD_OUT, "--seen-pairs", "0"), "held_out: seen is 0; expected at least 2"),
         (("photos", "--subset", "val"), "--subset has no effect on images"),
         (("photos", "--adapter", "shapes3d", "--fit", "pad"), "--fit has no effect on shapes3d"),
         (("photos", "--adapter", "shapes3d", "--skip-bad"), "--skip-bad has no effect on shapes3d"),
