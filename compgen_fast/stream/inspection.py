@@ -23,7 +23,7 @@ def inspect(out: str | Path, picture: str | Path | None = None, console: Console
     folder = Path(out)
     found = manifest.read(folder / manifest.FILE)
     console = console or Console(highlight=False)
-    console.print(_summary(found, skipped_in(folder) or {}))
+    console.print(_summary(found, skipped_in(folder)))
     if found.schema.factors:
         console.print(_factors(found))
     if picture is not None:
@@ -32,7 +32,7 @@ def inspect(out: str | Path, picture: str | Path | None = None, console: Console
     return found
 
 
-def _summary(found: Manifest, skipped: Mapping[str, str]) -> Table:
+def _summary(found: Manifest, skipped: Mapping[str, str] | None) -> Table:
     schema = found.schema
     table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
     rows = {
