@@ -191,9 +191,7 @@ def test_a_folder_is_packed_by_its_adapter(tmp_path: Path, capsys: pytest.Captur
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["pack", "nowhere", "out"], "there is no world 'nowhere'; expected one of scenes"),
-        (["pack", ".", "out"], "is a folder: say what is in it with --adapter"),
-        (["pack", "scenes", "out", "--subset", "val"], "--subset is for folders opened with --adapter"),
+        (["pack", "nowhere", "out"], "there is no world or folder 'nowhere'; expected one of scenes"),
         (["pack", "no/folder", "out", "--adapter", "clevr"], "there is no such folder; CLEVR is expected as"),
         (["world", "show", "scenes", "--split", "mood"], "there is no split 'mood'; expected one of background"),
         (["world", "show", "scenes", "--options", "objects"], "--options objects: expected name=value"),

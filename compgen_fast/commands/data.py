@@ -1,12 +1,14 @@
 """`cgf world`, `pack`, `verify`, `inspect`: images with known factors, and shards of them."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import tyro
 
-from compgen_fast.commands.common import UsageError, load, refusals
+from compgen_fast.commands.common import UsageError, load, refusals, refuse_unknown
 
 
 @dataclass(frozen=True)
@@ -18,13 +20,13 @@ class World:
     name: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="NAME")]
     """scenes, shapes2d, bumps, sprites or additive."""
     split: str | None = None
-    """Which split; the world's first if not given."""
+    """Which split to draw (the world's first if not given)."""
     seen_pairs: int | None = None
-    """How many partners each value is seen with."""
+    """How many partners each value is seen with (2 if not given)."""
     resolution: int | None = None
-    """Pixels of a side, 16 to 256."""
+    """Pixels of a side, 16 to 256 (the world's own choice if not given)."""
     seed: int = 0
-    """Of samples and split."""
+    """Decides the samples, and which pairs are seen."""
     options: tuple[str, ...] = ()
     """What else the world takes, as name=value: objects=2 occlusion=true."""
     out: Path = Path("world.png")
@@ -32,102 +34,209 @@ class World:
 
     def run(self) -> int:
         worlds = load("compgen_fast.worlds")
+        refuse_unknown((self.name,), "world", worlds.NAMES)
         with refusals():
             world = worlds.open_world(
                 self.name,
                 split=self.split,
                 resolution=self.resolution,
                 seed=self.seed,
-                **load("compgen_fast.worlds.options").named(self.options),
+                **_named(self),
             )
             worlds.show(world, self.split, path=self.out, seen_pairs=self.seen_pairs)
         print(f"drawn in {self.out}")
         return 0
 
 
+WORLD, FOLDER, HELD_OUT = "a world", "a folder", "a folder with --hold-out"
+_MEANT_FOR = {  # what is not named here means something everywhere
+    "split": (WORLD,),
+    "size": (WORLD,),
+    "part": (WORLD, HELD_OUT),
+    "seen_pairs": (WORLD, HELD_OUT),
+    "seed": (WORLD, HELD_OUT),
+    "hold_out": (FOLDER,),
+    "adapter": (FOLDER,),
+    "subset": (FOLDER,),
+    "fit": (FOLDER,),
+    "skip_bad": (FOLDER,),
+}
+_NAMED = 3  # bad images in a message
+
+
 @dataclass(frozen=True)
 class Pack:
-    """Write a world's split, or a folder of images, as WebDataset shards with an index."""
+    """Write a folder of images, or a world's split, as WebDataset shards with an index."""
 
-    source: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="WORLD|FOLDER")]
-    """A world's name, or with --adapter a folder."""
+    source: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="FOLDER|WORLD")]
+    """A folder of images, with labels or without, or a world's name (./scenes is a folder of that name)."""
     out: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="OUT")]
     """The folder to write; an interrupted pack in it is completed."""
+    resolution: int | None = None
+    """Pixels of a side (64 for a folder, a world's own choice, if not given)."""
+    fit: Literal["crop", "pad"] | None = None
+    """How a folder's images become squares: crop keeps the middle, pad keeps all and adds black (crop if not given)."""
+    skip_bad: bool = False
+    """Leave out a folder's images that cannot be read, and list them in OUT/plan.json."""
+    format: Literal["raw", "png", "jpg", "webp"] = "png"
+    """How images are stored: raw and png are exact, raw is fastest to read, jpg and webp are smallest."""
+    workers: int = 1
+    """Processes that read or render, and encode."""
     shard_size: int = 10_000
     """Samples per shard."""
-    format: Literal["raw", "png", "jpg", "webp"] = "png"
-    """raw and png are exact; raw is fastest to read, jpg and webp are smallest."""
-    workers: int = 1
-    """Processes that render and encode."""
     split: str | None = None
-    """Of a world; its first if not given."""
-    part: str = "train"
-    """Of a world's split, or of --hold-out: train, validation, test, ood; some worlds have more."""
-    seen_pairs: int | None = None
-    """How many partners each value is seen with, in a world's split or with --hold-out."""
+    """Which split of a world to pack (its first if not given)."""
+    part: str | None = None
+    """Which part of the split to pack: train, validation, test or ood; some worlds have more (train if not given)."""
     size: int | None = None
-    """Samples of a world's part."""
-    seed: int = 0
-    """Of a world's samples and split, or of --hold-out."""
-    resolution: int | None = None
-    """Pixels of a side."""
-    options: tuple[str, ...] = ()
-    """What else the world or the adapter takes, as name=value: objects=2 occlusion=true, max_objects=6."""
+    """How many samples to draw from a world (20,000 for train and 2,000 otherwise, in most worlds, if not given)."""
+    seen_pairs: int | None = None
+    """How many partners each value is seen with, in a world or with --hold-out (2 if not given)."""
+    seed: int | None = None
+    """Decides a world's samples, and which pairs are seen in it or with --hold-out (0 if not given)."""
+    hold_out: tuple[str, str] | None = None
+    """Split a folder by two factors of its labels: only some pairs of their values are seen in training."""
     adapter: str | None = None
-    """What the folder is: images, pug-spar, pug-animals, clevr, cogent, clevrtex, celeba, shapes3d, kubric, clevrer."""
+    """What a folder holds: images (if not given), or a public data set as published: pug-spar, pug-animals, clevr,
+    cogent, clevrtex, celeba, shapes3d, kubric or clevrer."""
     subset: str | None = None
     """Which part a public data set itself names, such as CLEVR's val."""
-    hold_out: tuple[str, str] | None = None
-    """Two factors of a folder's table: only some pairs of their values are seen."""
+    options: tuple[str, ...] = ()
+    """What else the world or the adapter takes, as name=value: objects=2 occlusion=true, table=labels.csv."""
 
     def run(self) -> int:
+        packing = load("compgen_fast.stream.packing")
         with refusals():
-            manifest = load("compgen_fast.stream").pack(
-                self.opened(),
+            self.refuse_idle()
+            packing.check_request(self.out, self.shard_size, self.format, self.workers)
+            source, skipped = self.opened()
+            manifest = packing.pack(
+                source,
                 self.out,
                 shard_size=self.shard_size,
                 format=self.format,
                 split=self.split or "",
                 workers=self.workers,
+                skipped=skipped,
                 progress=True,
             )
-        print(f"{manifest.samples:,} samples, {len(manifest.shards):,} shards in {self.out}, hash {manifest.hash[:12]}")
+        shards = f"{manifest.samples:,} samples, {len(manifest.shards):,} shards in {self.out}"
+        labels = "" if manifest.schema.factors else ", no factors"
+        print(f"{manifest.name}: {shards}{labels}, hash {manifest.hash[:12]}")
+        if skipped:
+            print(f"{len(skipped):,} skipped, listed in {self.out / packing.PLAN}: {_listed(skipped)}")
         return 0
 
-    def opened(self) -> Any:
-        if self.adapter is None:
-            self.refuse_without_adapter()
-            return load("compgen_fast.worlds").open_split(
-                self.source,
-                split=self.split,
-                part=self.part,
-                resolution=self.resolution,
-                seed=self.seed,
-                seen_pairs=self.seen_pairs,
-                size=self.size,
-                **load("compgen_fast.worlds.options").named(self.options),
-            )
-        adapters = load("compgen_fast.worlds.adapters")
-        options = load("compgen_fast.worlds.options").named(self.options) | {
-            "resolution": self.resolution,
-            "part": self.subset,
-        }
-        folder = adapters.open_folder(self.adapter, self.source, **options)
+    @property
+    def modes(self) -> tuple[str, ...]:
+        """What is asked for; an option must mean something to one of them."""
+        if self.adapter is None and (
+            self.source in load("compgen_fast.worlds").NAMES or not Path(self.source).is_dir()
+        ):
+            return (WORLD,)
+        return (FOLDER,) if self.hold_out is None else (FOLDER, HELD_OUT)
+
+    def refuse_idle(self) -> None:
+        """Refuses every option that would have no effect."""
+        if WORLD in self.modes:
+            known = (*load("compgen_fast.worlds").NAMES, "a folder of images")
+            refuse_unknown((self.source,), "world or folder", known)
+        for option, meant in _MEANT_FOR.items():
+            if _given(self, option) and not set(meant) & set(self.modes):
+                raise UsageError(f"{_flag(option)} has no effect on {self.modes[0]}; it is for {' or '.join(meant)}")
+
+    def opened(self) -> tuple[Any, Mapping[str, str]]:
+        """What to pack, and what was left out of it as bad."""
+        if WORLD in self.modes:
+            return self.of_world(), {}
+        source = self.of_folder()
+        skipped = self.skipped(source)
+        return load("compgen_fast.worlds.adapters").without(source, skipped), skipped
+
+    def of_world(self) -> Any:
+        return load("compgen_fast.worlds").open_split(
+            self.source,
+            split=self.split,
+            part=self.part or "train",
+            resolution=self.resolution,
+            seed=self.seed or 0,
+            seen_pairs=self.seen_pairs,
+            size=self.size,
+            **_named(self),
+        )
+
+    def of_folder(self) -> Any:
+        adapters, adapter = load("compgen_fast.worlds.adapters"), self.adapter or "images"
+        refuse_unknown((adapter,), "adapter", adapters.ADAPTERS)
+        for option, needed in (("subset", "part"), ("fit", "fit"), ("skip_bad", "fit")):
+            if _given(self, option) and needed not in adapters.taken(adapter):
+                raise UsageError(f"{_flag(option)} has no effect on {adapter}; leave it out")
+        folder = adapters.open_folder(
+            adapter,
+            self.source,
+            resolution=self.resolution,
+            part=self.subset,
+            fit=self.fit,
+            **_named(self, part="subset"),
+        )
         if self.hold_out is None:
             return folder
-        parts = adapters.held_out(folder, self.hold_out, seen=self.seen_pairs or 2, seed=self.seed)._asdict()
-        if self.part not in parts:
-            raise UsageError(f"--part is {self.part!r}; with --hold-out it is one of {', '.join(parts)}")
-        return parts[self.part]
+        seen = 2 if self.seen_pairs is None else self.seen_pairs
+        parts = adapters.held_out(folder, self.hold_out, seen=seen, seed=self.seed or 0)._asdict()
+        part = self.part or "train"
+        if part not in parts:
+            raise UsageError(f"--part is {part!r}; with --hold-out it is one of {', '.join(parts)}")
+        return parts[part]
 
-    def refuse_without_adapter(self) -> None:
-        if Path(self.source).is_dir():
+    def skipped(self, source: Any) -> Mapping[str, str]:
+        """Which images to leave out as bad. A pack that goes on leaves out what it did before."""
+        packing = load("compgen_fast.stream.packing")
+        before: Mapping[str, str] | None = packing.skipped_in(self.out)
+        if before is None:
+            return self.bad(source)
+        if before and not self.skip_bad:
             raise UsageError(
-                f"{self.source} is a folder: say what is in it with --adapter (images for a folder of yours)"
+                f"{self.out} holds a pack that leaves out bad images ({_listed(before)}); go on with --skip-bad, or "
+                f"{packing.anew(self.out)}"
             )
-        for option, value in (("--subset", self.subset), ("--hold-out", self.hold_out)):
-            if value is not None:
-                raise UsageError(f"{option} is for folders opened with --adapter; a world has --split and --part")
+        return before
+
+    def bad(self, source: Any) -> Mapping[str, str]:
+        adapters = load("compgen_fast.worlds.adapters")
+        bad: Mapping[str, str] = adapters.unreadable(source, workers=self.workers, progress=True)
+        if bad and not self.skip_bad:
+            raise UsageError(
+                f"{self.source}: {len(bad):,} of {len(source):,} images cannot be used: {_listed(bad)}; restore or "
+                "remove them, or leave them out with --skip-bad"
+            )
+        if bad and len(bad) == len(source):
+            raise UsageError(f"{self.source}: no image can be used: {_listed(bad)}")
+        return bad
+
+
+def _given(command: object, option: str) -> bool:
+    value = getattr(command, option)
+    return value is not None and value is not False
+
+
+def _flag(option: str) -> str:
+    return f"--{option.replace('_', '-')}"
+
+
+def _named(command: Pack | World, **instead: str) -> dict[str, Any]:
+    """--options by name, without those that have an option of their own; ``instead`` says which where it is called
+    otherwise."""
+    found: dict[str, Any] = load("compgen_fast.worlds.options").named(command.options)
+    own = {field.name: field.name for field in fields(command)} | instead
+    for name in own.keys() & found.keys():
+        raise UsageError(f"--options {name}={found[name]}: this has an option of its own, {_flag(own[name])}")
+    return found
+
+
+def _listed(bad: Mapping[str, str]) -> str:
+    """The first of them with what is wrong."""
+    told = [f"{name}: {what}" for name, what in islice(bad.items(), _NAMED)]
+    return ", ".join(told + ["…"] * (len(bad) > _NAMED))
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,6 @@
 """A packed folder at a glance: what its samples are made of, how many there are, and what they look like."""
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import imagecodecs
@@ -10,6 +11,7 @@ from rich.table import Table
 
 from compgen_fast.stream import manifest
 from compgen_fast.stream.manifest import Manifest
+from compgen_fast.stream.packing import PLAN, skipped_in
 from compgen_fast.stream.remote import Local
 from compgen_fast.stream.shards import DataSet, Pixels
 
@@ -21,25 +23,31 @@ def inspect(out: str | Path, picture: str | Path | None = None, console: Console
     folder = Path(out)
     found = manifest.read(folder / manifest.FILE)
     console = console or Console(highlight=False)
-    console.print(_summary(found))
-    console.print(_factors(found))
+    console.print(_summary(found, skipped_in(folder)))
+    if found.schema.factors:
+        console.print(_factors(found))
     if picture is not None:
         Path(picture).write_bytes(imagecodecs.png_encode(grid(folder)))
         console.print(f"{GRID[0] * GRID[1]} samples drawn in {picture}", soft_wrap=True)
     return found
 
 
-def _summary(found: Manifest) -> Table:
+def _summary(found: Manifest, skipped: Mapping[str, str] | None) -> Table:
     schema = found.schema
     table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
-    for name, value in (
-        ("name", found.name + (f", split {found.split}" if found.split else "")),
-        ("samples", f"{found.samples:,} in {len(found.shards):,} shards, {found.bytes / 1e6:,.1f} MB"),
-        ("image", f"{schema.height} × {schema.width}, {schema.format}"),
-        ("masks", ", ".join(schema.slots) or "yes" if schema.masks else "none"),
-        ("hash", found.hash),
-    ):
-        table.add_row(name, value)
+    rows = {
+        "name": found.name + (f", split {found.split}" if found.split else ""),
+        "samples": f"{found.samples:,} in {len(found.shards):,} shards, {found.bytes / 1e6:,.1f} MB",
+        "skipped": f"{len(skipped):,}, listed in {PLAN}" if skipped else "",
+        "image": f"{schema.height} × {schema.width}, {schema.format}",
+        "made": found.made,
+        "masks": ", ".join(schema.slots) or "yes" if schema.masks else "none",
+        "factors": "" if schema.factors else "none",
+        "hash": found.hash,
+    }
+    for name, value in rows.items():
+        if value:
+            table.add_row(name, value)
     return table
 
 

@@ -59,6 +59,8 @@ class Manifest:
     split: str
     schema: Schema
     shards: tuple[Shard, ...]
+    made: str = ""
+    """How the images came to be, where the source says so; without it a manifest is as it was before there was one."""
 
     @property
     def samples(self) -> int:
@@ -78,7 +80,10 @@ class Manifest:
 
 
 def _plain(manifest: Manifest) -> dict[str, Any]:
-    return {"version": VERSION, **asdict(manifest)}
+    plain = {"version": VERSION, **asdict(manifest)}
+    if not manifest.made:
+        del plain["made"]
+    return plain
 
 
 def index_name(shard: str) -> str:
@@ -138,7 +143,7 @@ def _manifest(found: dict[str, Any]) -> Manifest:
     )
     schema["slots"] = tuple(schema["slots"])
     shards = tuple(Shard(**shard) for shard in found["shards"])
-    return Manifest(name=found["name"], split=found["split"], schema=Schema(**schema), shards=shards)
+    return Manifest(found["name"], found["split"], Schema(**schema), shards, found.get("made", ""))
 
 
 def check_safe(name: str, where: str) -> None:

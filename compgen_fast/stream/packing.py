@@ -17,8 +17,9 @@ import mmap
 import multiprocessing
 import os
 import pickle
+import shlex
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import FIRST_EXCEPTION, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict, dataclass
@@ -49,6 +50,10 @@ class Plan:
     schema: Schema
     probe: int
     """A checksum of the first and the last image: two sources of the same name are told apart by it."""
+    made: str
+    """How the images came to be, where the source says so."""
+    skipped: Mapping[str, str]
+    """What was left out as bad, and why."""
 
     @property
     def shards(self) -> int:
@@ -56,6 +61,10 @@ class Plan:
 
     def numbers(self, shard: int) -> range:
         return range(shard * self.shard_size, min((shard + 1) * self.shard_size, self.samples))
+
+    def to_json(self) -> str:
+        given = {name: value for name, value in asdict(self).items() if value or name not in ("made", "skipped")}
+        return json.dumps(given, indent=1) + "\n"
 
 
 def pack(
@@ -66,6 +75,7 @@ def pack(
     format: Format = "png",
     split: str = "",
     workers: int = 1,
+    skipped: Mapping[str, str] | None = None,
     progress: bool = False,
 ) -> Manifest:
     """Writes all samples of ``source`` into the folder ``out`` and returns its manifest.
@@ -79,15 +89,17 @@ def pack(
         split: recorded in the manifest, for people.
         workers: processes that render and encode; a script that asks for several calls this under
             ``if __name__ == "__main__"``.
+        skipped: what was left out of ``source`` as bad, and why; kept beside the shards, in plan.json.
         progress: show a bar with the rate and the time left.
     """
     folder = Path(out)
-    plan = _plan(source, split, shard_size, format, workers)
+    check_request(folder, shard_size, format, workers)
+    plan = _plan(source, split, shard_size, format, skipped or {})
     folder.mkdir(parents=True, exist_ok=True)
     with _sole_owner(folder, plan):
         try:
             shards = _pack_all(source, folder, plan, workers, progress)
-            done = Manifest(plan.name, plan.split, plan.schema, tuple(shards))
+            done = Manifest(plan.name, plan.split, plan.schema, tuple(shards), plan.made)
             manifest.write(done, folder)
         except OSError as error:
             if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
@@ -100,52 +112,96 @@ def pack(
     return done
 
 
-def _plan(source: Source, split: str, shard_size: int, format: Format, workers: int) -> Plan:
+def check_request(out: Path, shard_size: int, format: Format, workers: int) -> None:
+    """Refuses what no source can be packed with."""
     if format not in FORMATS:
         raise ValueError(f"pack: format is {format!r}; expected one of {', '.join(FORMATS)}")
     if shard_size < 1 or workers < 1:
         raise ValueError(f"pack: shard_size is {shard_size} and workers is {workers}; both must be at least 1")
+    if out.exists() and not out.is_dir():
+        raise StreamError(f"{out} is a file; expected a folder to pack into")
+    if out.exists() and not (out / PLAN).exists() and any(out.iterdir()):
+        raise StreamError(f"{out} holds other files; pack into a folder that is new or empty")
+
+
+def skipped_in(out: Path) -> Mapping[str, str] | None:
+    """What the pack that was begun in a folder leaves out; None where none was."""
+    text = (out / PLAN).read_text() if (out / PLAN).exists() else ""
+    return _read(text, out).get("skipped", {}) if text else None
+
+
+def _plan(source: Source, split: str, shard_size: int, format: Format, skipped: Mapping[str, str]) -> Plan:
     if len(source) < 1:
         raise ValueError(f"pack: {source.name} has no samples; expected at least one")
     probe = source.samples(np.array([0, len(source) - 1]))
     height, width = probe.images.shape[1:3]
     schema = Schema(format, height, width, tuple(source.factors), probe.masks is not None, tuple(source.slots))
     checksum = codecs.crc32(np.ascontiguousarray(probe.images).tobytes())
-    return Plan(source.name, split, len(source), shard_size, schema, checksum)
+    made = getattr(source, "made", "")
+    return Plan(source.name, split, len(source), shard_size, schema, checksum, made, skipped)
 
 
 @contextlib.contextmanager
 def _sole_owner(folder: Path, plan: Plan) -> Iterator[None]:
     """Holds the folder's plan while packing. Refuses a folder of another plan, or one that somebody is packing."""
-    path = folder / PLAN
-    strangers = not path.exists() and any(folder.iterdir())
-    if strangers:
-        raise StreamError(f"{folder} holds other files; pack into a folder that is new or empty")
-    with path.open("a+") as file:
+    with (folder / PLAN).open("a+") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             raise StreamError(f"{folder} is being packed by another process; wait for it, or choose another") from None
-        wanted = json.dumps(asdict(plan), indent=1) + "\n"
+        wanted = plan.to_json()
         file.seek(0)
         found = file.read()
         if found and found != wanted:
-            raise StreamError(
-                f"{folder} holds a pack of something else ({_difference(found, wanted)}); choose another folder, or "
-                "delete it"
-            )
+            kind = "a pack" if (folder / manifest.FILE).exists() else "an unfinished pack"
+            difference = _difference(_read(found, folder), json.loads(wanted))
+            raise StreamError(f"{folder} holds {kind} of other images or settings ({difference}); {anew(folder)}")
         if not found:
             file.write(wanted)
             file.flush()
         yield
 
 
-def _difference(found: str, wanted: str) -> str:
+def anew(folder: Path) -> str:
+    """How a folder whose pack cannot be gone on with is had again."""
+    return f"start anew with `rm -r {shlex.quote(str(folder))}`, or pack into another folder"
+
+
+def _read(text: str, folder: Path) -> dict[str, Any]:
     try:
-        old, new = json.loads(found), json.loads(wanted)
-    except ValueError:
-        return f"its {PLAN} is damaged"
-    return ", ".join(f"{name} {old.get(name)!r} and not {new[name]!r}" for name in new if old.get(name) != new[name])
+        return dict(json.loads(text))
+    except (TypeError, ValueError):
+        raise StreamError(f"{folder / PLAN} is damaged; {anew(folder)}") from None
+
+
+def _difference(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> str:
+    """The first settings that differ between two plans, or that only the pixels do."""
+    was, now = _flat(found), _flat(wanted)
+    names = [name for name in {**was, **now} if was.get(name) != now.get(name) and name != "probe"]
+    told = [f"{name}: {_told(was.get(name))} → {_told(now.get(name))}" for name in names[:3]]
+    return ", ".join(told + ["…"] * (len(names) > len(told))) or "other pixels"
+
+
+def _flat(plan: Mapping[str, Any]) -> dict[str, Any]:
+    """A plan's settings side by side with those of its schema and its factors."""
+    schema = dict(plan.get("schema", {}))
+    factors = {f"factor {factor['name']}": factor["values"] or factor for factor in schema.pop("factors", ())}
+    settings = {name: value for name, value in plan.items() if name not in ("schema", "skipped")}
+    return settings | {"skipped": list(plan.get("skipped", ()))} | schema | factors
+
+
+def _told(value: Any) -> str:
+    match value:
+        case None | "" | []:
+            return "none"
+        case bool():
+            return "yes" if value else "no"
+        case {"low": low, "high": high}:
+            return f"{low:g} to {high:g}"
+        case [*several]:
+            text = ", ".join(map(str, several))
+            return text if len(text) < 40 else f"{len(several)} of them"
+    return str(value)
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ from importlib import import_module
 from inspect import signature
 from typing import TYPE_CHECKING, Any
 
+from compgen_fast.worlds.options import check_kinds
 from compgen_fast.worlds.source import Factor, Samples, Source
 from compgen_fast.worlds.world import Matrix, Part, World, listed
 
@@ -49,10 +50,11 @@ def open_world(
         raise ValueError(f"there is no world {name!r}; expected {listed(NAMES)}")
     world: type[World] = getattr(import_module(f"compgen_fast.worlds.{name}"), _CLASSES[name])
     given = {option: value for option, value in (options | {"resolution": resolution}).items() if value is not None}
-    taken = tuple(signature(world).parameters)
+    taken = signature(world).parameters
     for option in given:
         if option not in taken:
-            raise ValueError(f"{name}: there is no option {option!r}; expected {listed(taken)}")
+            raise ValueError(f"{name}: there is no option {option!r}; expected {listed(tuple(taken))}")
+    check_kinds(name, taken, given)
     if (name, split) == ("scenes", "object"):
         given.setdefault("objects", 2)
     return world(seed=seed, **given)

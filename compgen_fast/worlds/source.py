@@ -41,7 +41,10 @@ class Samples:
 
 
 class Source(Protocol):
-    """Samples by number. The same number always gives the same sample."""
+    """Samples by number. The same number always gives the same sample.
+
+    A source may also have ``made: str``, a few words on how its images came to be; a manifest keeps them.
+    """
 
     @property
     def name(self) -> str: ...

@@ -21,3 +21,9 @@ def test_inspect_prints_schema_and_counts_and_draws_samples(tmp_path: Path) -> N
     assert drawn.shape == (4 * 16, 8 * 16, 3)
     assert np.array_equal(drawn[:16, :16], Stub().image(0))
     assert np.array_equal(drawn[-16:, -16:], Stub().image(99))
+
+
+def test_shards_are_inspected_without_their_plan(tmp_path: Path) -> None:
+    packed(tmp_path)
+    (tmp_path / "plan.json").unlink()
+    assert inspect(tmp_path, console=Console(quiet=True)).samples == 100

@@ -18,7 +18,7 @@ import webdataset
 from compgen_fast.stream import StreamError, pack, verify
 from compgen_fast.stream.manifest import FILE, Format
 from compgen_fast.stream.packing import PLAN
-from compgen_fast.worlds.source import Samples
+from compgen_fast.worlds.source import Factor, Samples
 from tests.stream.stub import Stub, packed
 
 ROOT = Path(__file__).parents[2]
@@ -159,12 +159,42 @@ def test_packing_again_rewrites_only_the_damaged_shard(tmp_path: Path, damage: s
     assert identity(tmp_path / "shard-000000.tar") == keep
 
 
-def test_a_folder_takes_one_plan_only(tmp_path: Path) -> None:
+def test_a_folder_takes_one_plan_only_and_says_in_a_line_what_differs(tmp_path: Path) -> None:
     packed(tmp_path)
-    with pytest.raises(StreamError, match="shard_size 30 and not 31"):
+    anew = f"start anew with `rm -r {tmp_path}`, or pack into another folder"
+    for other, difference in (
+        (Stub(99), "samples: 100 → 99"),
+        (Stub(side=8), "height: 16 → 8, width: 16 → 8"),
+        (Stub(masks=False), "masks: yes → no, slots: background, thing → none"),
+        (Stub(shift=1), "other pixels"),
+        (Renamed(), "factor shape: disc, square, star → none, factor form: none → 30 of them"),
+        (Stub(7, 8, "dots", masks=False), "name: stub → dots, samples: 100 → 7, height: 16 → 8, …"),
+    ):
+        with pytest.raises(StreamError) as refusal:
+            pack(other, tmp_path, shard_size=30)
+        assert str(refusal.value) == f"{tmp_path} holds a pack of other images or settings ({difference}); {anew}"
+    with pytest.raises(StreamError, match="shard_size: 30 → 31"):
         packed(tmp_path, shard_size=31)
-    with pytest.raises(StreamError, match="probe"):
-        pack(Stub(shift=1), tmp_path, shard_size=30, format="png")
+    with pytest.raises(StreamError, match=r"skipped: none → a\.png"):
+        pack(Stub(), tmp_path, shard_size=30, skipped={"a.png": "broken"})
+    (tmp_path / FILE).unlink()
+    with pytest.raises(StreamError, match="holds an unfinished pack of other images"):
+        pack(Stub(99), tmp_path, shard_size=30)
+
+
+class Renamed(Stub):
+    @property
+    def factors(self) -> tuple[Factor, ...]:
+        return (Factor("form", tuple(f"form {number}" for number in range(30))), *super().factors[1:])
+
+
+def test_a_plan_that_is_damaged_or_no_folder_is_a_sentence(tmp_path: Path) -> None:
+    packed(tmp_path / "out")
+    (tmp_path / "out" / PLAN).write_text("[1, 2")
+    with pytest.raises(StreamError, match=r"plan\.json is damaged; start anew with `rm -r"):
+        packed(tmp_path / "out")
+    with pytest.raises(StreamError, match=r"plan\.json is a file; expected a folder"):
+        packed(tmp_path / "out" / PLAN)
 
 
 def test_a_folder_with_other_files_is_left_alone(tmp_path: Path) -> None:

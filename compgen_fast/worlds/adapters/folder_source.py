@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compgen_fast.worlds.adapters.columns import Columns
-from compgen_fast.worlds.adapters.pixels import read_image, read_mask
+from compgen_fast.worlds.adapters.pixels import MADE, Fit, decoded_image, read_image, read_mask
 from compgen_fast.worlds.source import Factor, Samples, Source
 
 
@@ -26,6 +26,7 @@ class FolderSource:
     """Images below a folder, decoded when asked for; holds names and numbers only, so it is cheap to send to workers.
 
     images, masks: paths from the folder, one for each sample; no masks where the data set has none.
+    fit: whether the middle square of an image is kept, or all of it on black.
     """
 
     name: str
@@ -36,12 +37,26 @@ class FolderSource:
     resolution: int
     masks: tuple[str, ...] = ()
     slots: tuple[str, ...] = ()
+    fit: Fit = "crop"
 
     def __post_init__(self) -> None:
         check_resolution(self.name, self.resolution)
+        if self.fit not in MADE:
+            raise ValueError(f"{self.name}: fit is {self.fit!r}; expected {' or '.join(MADE)}")
 
     def __len__(self) -> int:
         return len(self.images)
+
+    @property
+    def made(self) -> str:
+        return MADE[self.fit]
+
+    def check(self, index: int) -> None:
+        """Raises `BadImage` if the image or its mask cannot be read."""
+        path = self.folder / self.images[index]
+        decoded_image(path)
+        if self.masks:
+            self._mask(index, path)
 
     def samples(self, indices: NDArray[np.int64]) -> Samples:
         check_indices(self, indices)
@@ -49,10 +64,13 @@ class FolderSource:
         images, masks = np.empty((*size, 3), np.uint8), np.empty(size, np.uint8) if self.masks else None
         for row, index in enumerate(indices):
             path = self.folder / self.images[index]
-            images[row] = read_image(path, self.resolution)
+            images[row] = read_image(path, self.resolution, self.fit)
             if masks is not None:
-                masks[row] = read_mask(self.folder / self.masks[index], path, self.resolution, len(self.slots))
+                masks[row] = self._mask(index, path)
         return Samples(images, rows(self.table, indices), masks)
+
+    def _mask(self, index: int, image: Path) -> NDArray[np.uint8]:
+        return read_mask(self.folder / self.masks[index], image, self.resolution, len(self.slots), self.fit)
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,6 +88,10 @@ class View:
     @property
     def slots(self) -> tuple[str, ...]:
         return self.source.slots
+
+    @property
+    def made(self) -> str:
+        return str(getattr(self.source, "made", ""))
 
     @property
     def table(self) -> Columns:

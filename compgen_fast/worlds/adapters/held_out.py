@@ -57,7 +57,7 @@ def held_out(source: Tabled, factors: tuple[str, str], *, seen: int = 2, seed: i
 def _codes(source: str, table: Columns, name: str) -> NDArray[np.int64]:
     """The factor's value for each sample, numbered over the values that occur."""
     if name not in table:
-        raise ValueError(f"held_out: {source} has no factor {name!r}; it has {', '.join(table)}")
+        raise ValueError(f"held_out: {source} has no factor {name!r}; it has {', '.join(table) or 'none'}")
     values, codes = np.unique(table[name], return_inverse=True)
     if not 2 <= len(values) <= _MAX_VALUES:
         raise ValueError(f"held_out: {name} takes {len(values)} values in {source}; expected 2 to {_MAX_VALUES}")

@@ -16,7 +16,7 @@ from textwrap import dedent, indent
 from typing import Any, TypeVar
 
 Kind = TypeVar("Kind")
-IMAGES = (".png", ".jpg", ".jpeg", ".webp", ".bmp")
+IMAGES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".tif", ".tiff")
 
 
 class FolderError(ValueError):

@@ -1,48 +1,73 @@
-"""From an image file to the middle square of it at the resolution asked for, and the mask beside it to the same.
+"""From an image file to a square at the resolution asked for, and the mask beside it to the same.
 
-Images shrink by Lanczos, PIL's best filter; masks by nearest neighbour, since the mean of slot 1 and slot 3 is not slot
-2. Both are cut to the same square first, so they stay aligned. The header is looked at before anything is decoded: a
-file that claims to be absurdly large is refused.
+Cameras' rotation marks (EXIF) are followed. Then either the middle square is cut out or, with ``"pad"``, the whole
+image lies in the middle of black. Images are resized by Lanczos, PIL's best filter; masks by nearest neighbour, since
+the mean of slot 1 and slot 3 is not slot 2. Both are cut alike, so they stay aligned. The header is looked at before
+anything is decoded: a file that claims to be absurdly large is refused.
 """
 
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image
+from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 
 from compgen_fast.worlds.adapters.layout import FolderError
 
+Fit = Literal["crop", "pad"]
+MADE: dict[Fit, str] = {
+    "crop": "centre crop, resized by Lanczos, EXIF turned, alpha over black",
+    "pad": "whole image on a black square, resized by Lanczos, EXIF turned, alpha over black",
+}
 MAX_PIXELS = 2**26
-_EIGHT_BIT = ("1", "L", "LA", "P", "PA", "RGB", "RGBA", "CMYK", "YCbCr")
+_SIXTEEN_BIT = ("I;16", "I;16L", "I;16B", "I;16N")
+_KNOWN = ("1", "L", "LA", "P", "PA", "RGB", "RGBA", "CMYK", "YCbCr", *_SIXTEEN_BIT)
+_SIDEWAYS = (5, 6, 7, 8)  # values of EXIF's orientation that swap width and height
 
 
-def read_image(path: Path, resolution: int) -> NDArray[np.uint8]:
-    """[resolution, resolution, 3]. What is transparent is laid over black."""
-    image = _decoded(path, _EIGHT_BIT)
-    square = _middle(image)
-    if square.has_transparency_data:
-        square = Image.alpha_composite(Image.new("RGBA", square.size, (0, 0, 0, 255)), square.convert("RGBA"))
-    return np.asarray(_resized(square.convert("RGB"), resolution, Image.Resampling.LANCZOS))
+class BadImage(FolderError):
+    """An image, or its mask, that cannot be used. ``what`` is wrong with it."""
+
+    def __init__(self, path: Path, what: str, advice: str = "restore or remove the file") -> None:
+        super().__init__(path, what, advice)  # kept as they are: it travels between processes
+        self.path, self.what = path, what
+
+    def __str__(self) -> str:
+        path, what, advice = self.args
+        return f"{path}: {what}; {advice}"
 
 
-def read_mask(path: Path, image: Path, resolution: int, slots: int) -> NDArray[np.uint8]:
+def read_image(path: Path, resolution: int, fit: Fit = "crop") -> NDArray[np.uint8]:
+    """[resolution, resolution, 3]. What is transparent is laid over black; 16 bits of grey become 8."""
+    image = _eight_bit(_fitted(decoded_image(path), fit))
+    if image.has_transparency_data:
+        image = Image.alpha_composite(Image.new("RGBA", image.size, (0, 0, 0, 255)), image.convert("RGBA"))
+    return np.asarray(_resized(image.convert("RGB"), resolution, Image.Resampling.LANCZOS))
+
+
+def read_mask(path: Path, image: Path, resolution: int, slots: int, fit: Fit = "crop") -> NDArray[np.uint8]:
     """[resolution, resolution], the slot of each pixel; a palette's numbers count, not its colours."""
     mask = _decoded(path, ("L", "P"))
     if mask.size != (size := _size(image)):
-        raise FolderError(f"{path}: the mask is {_by(mask.size)} pixels and its image {image.name} {_by(size)}")
-    numbers = np.asarray(_resized(_middle(mask), resolution, Image.Resampling.NEAREST))
+        what = f"the mask is {_by(mask.size)} pixels and its image {image.name} {_by(size)}"
+        raise BadImage(path, what, "expected the two alike")
+    numbers = np.asarray(_resized(_fitted(mask, fit), resolution, Image.Resampling.NEAREST))
     if int(numbers.max()) >= slots:
-        raise FolderError(
-            f"{path}: the mask holds the number {int(numbers.max())}, but there are {slots - 1} objects at most; "
-            "it should number the objects from 1, in the order of the scene file, with 0 as background"
+        what = f"the mask holds the number {int(numbers.max())}, but there are {slots - 1} objects at most"
+        raise BadImage(
+            path, what, "it should number the objects from 1, in the order of the scene file, with 0 as background"
         )
     return numbers
 
 
+def decoded_image(path: Path) -> Image.Image:
+    return _decoded(path, _KNOWN)
+
+
 def resized(image: NDArray[np.uint8], resolution: int) -> NDArray[np.uint8]:
     """An image that is already decoded, [height, width, 3]."""
-    return np.asarray(_resized(_middle(Image.fromarray(image)), resolution, Image.Resampling.LANCZOS))
+    return np.asarray(_resized(_fitted(Image.fromarray(image), "crop"), resolution, Image.Resampling.LANCZOS))
 
 
 def _decoded(path: Path, modes: tuple[str, ...]) -> Image.Image:
@@ -53,24 +78,46 @@ def _decoded(path: Path, modes: tuple[str, ...]) -> Image.Image:
             if image.mode not in modes:
                 raise ValueError(f"its mode is {image.mode}, expected one of {', '.join(modes)}")
             image.load()
+            ImageOps.exif_transpose(image, in_place=True)
             return image
+    except UnidentifiedImageError:
+        raise BadImage(path, "this is not an image, whatever its ending says") from None
     except Exception as error:  # PIL's plugins raise nearly anything on a broken file
-        raise FolderError(f"{path}: the image cannot be read ({error}); restore or remove the file") from error
+        raise BadImage(path, f"the image cannot be read ({error})") from error
 
 
 def _size(path: Path) -> tuple[int, int]:
+    """Width and height as `_decoded` gives them, without decoding."""
     with Image.open(path) as image:
-        return image.size
+        width, height = image.size
+        return (height, width) if image.getexif().get(ExifTags.Base.Orientation) in _SIDEWAYS else (width, height)
 
 
-def _middle(image: Image.Image) -> Image.Image:
+def _eight_bit(image: Image.Image) -> Image.Image:
+    if image.mode not in _SIXTEEN_BIT:
+        return image
+    return Image.fromarray(((np.asarray(image).astype(np.uint32) + 128) // 257).astype(np.uint8))  # 65535 / 255 = 257
+
+
+def _fitted(image: Image.Image, fit: Fit) -> Image.Image:
+    """The middle square, or all of it."""
+    if fit == "pad" or image.width == image.height:
+        return image
     side = min(image.size)
     left, top = (image.width - side) // 2, (image.height - side) // 2
-    return image if image.width == image.height else image.crop((left, top, left + side, top + side))
+    return image.crop((left, top, left + side, top + side))
 
 
 def _resized(image: Image.Image, resolution: int, by: Image.Resampling) -> Image.Image:
-    return image if image.width == resolution else image.resize((resolution, resolution), by)
+    """The longer side becomes ``resolution``, and what is not square then lies in the middle of zeros."""
+    longer = max(image.size)
+    width, height = (max(1, round(side * resolution / longer)) for side in image.size)
+    scaled = image if longer == resolution else image.resize((width, height), by)
+    if width == height:
+        return scaled
+    square = Image.new(image.mode, (resolution, resolution))
+    square.paste(scaled, ((resolution - width) // 2, (resolution - height) // 2))
+    return square
 
 
 def _by(size: tuple[int, int]) -> str:

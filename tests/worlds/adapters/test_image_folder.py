@@ -66,11 +66,54 @@ def test_hidden_files_are_no_images_and_a_leading_dot_is_no_other_path(folder: P
     np.testing.assert_array_equal(image_folder(folder, resolution=8).samples(np.array([0])).images[0], noise(0))
 
 
+def test_a_table_of_file_names_alone_gives_no_factors(folder: Path) -> None:
+    (folder / "factors.csv").write_text("filename\nb.png\nc.png\n")
+    source = image_folder(folder, unlisted=True)
+    assert (source.factors, dict(source.table), source.images) == ((), {}, ("b.png", "c.png"))
+
+
+def test_images_without_labels_come_sorted_by_path_and_have_no_factors(folder: Path) -> None:
+    (folder / "factors.csv").unlink()
+    source = image_folder(folder, resolution=8)
+    assert (source.factors, source.images) == ((), ("b.png", "c.png", "deep/a.jpg.png"))
+    samples = source.samples(np.array([1]))
+    assert samples.factors == {}
+    np.testing.assert_array_equal(samples.images[0], noise(2))
+
+
+def test_a_folder_for_each_class_gives_the_factor_class(tmp_path: Path) -> None:
+    for seed, name in enumerate(("dog/1.png", "cat/2.png", "cat/deep/1.png")):
+        write_image(tmp_path / name, noise(seed))
+    source = image_folder(tmp_path)
+    assert source.factors == (Factor("class", ("cat", "dog")),)
+    assert (source.images, source.table["class"].tolist()) == (("cat/2.png", "cat/deep/1.png", "dog/1.png"), [0, 0, 1])
+
+
+def test_one_folder_of_all_images_is_no_class(tmp_path: Path) -> None:
+    write_image(tmp_path / "images/1.png", noise(0))
+    assert image_folder(tmp_path).factors == ()
+
+
+def test_the_folder_one_stands_in_has_a_name(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder)
+    assert image_folder(".").name == folder.name
+
+
+@pytest.mark.parametrize("option", ["filename", "columns", "categories", "unlisted"])
+def test_what_is_about_a_table_is_refused_without_one(folder: Path, option: str) -> None:
+    (folder / "factors.csv").unlink()
+    with pytest.raises(ValueError, match=f"{option} is about a csv file, and there is none; leave it out"):
+        image_folder(folder, **{option: ("size",)})
+
+
+def test_a_folder_without_images_is_named(tmp_path: Path) -> None:
+    check_refused(lambda: image_folder(tmp_path), tmp_path.name, r"no image was found \(\.png, ", "FOLDER/")
+
+
 @pytest.mark.parametrize(
     ("damage", "file", "what"),
     [
-        (lambda f: (f / "factors.csv").unlink(), "", "one csv file was looked for and none found"),
-        (lambda f: (f / "b.csv").touch(), "", r"looked for and b\.csv, factors\.csv found"),
+        (lambda f: (f / "b.csv").touch(), "", r"at most was looked for and b\.csv, factors\.csv found"),
         (lambda f: (f / "c.png").unlink(), "c.png", r"there is no such image, though factors\.csv lists it"),
         (lambda f: write_image(f / "new.png", noise(9)), "new.png", r"factors\.csv does not list this image"),
         (lambda f: replace(f / "factors.csv", "filename", "file"), "factors.csv", "no column 'filename' among file"),

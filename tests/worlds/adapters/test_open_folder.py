@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from compgen_fast.worlds.adapters import ADAPTERS, FolderError, open_folder
+from compgen_fast.worlds.adapters import ADAPTERS, FolderError, View, open_folder, taken
 from tests.worlds.adapters.folders import noise, write_image
 
 
@@ -28,6 +28,23 @@ def test_unknown_adapters_and_options_are_refused_with_what_there_is(folder: Pat
         open_folder("imagenet", folder)
     with pytest.raises(ValueError, match="celeba has no option 'stride'; expected one of resolution, part"):
         open_folder("celeba", folder, stride=2)
+
+
+def test_values_of_another_kind_are_refused(folder: Path) -> None:
+    with pytest.raises(ValueError, match="images: unlisted is 'no'; expected true or false"):
+        open_folder("images", folder, unlisted="no")
+    with pytest.raises(ValueError, match=r"images: categories is 'size'; expected a list, such as \["):
+        open_folder("images", folder, categories="size")
+    with pytest.raises(ValueError, match="fit is 'stretch'; expected crop or pad"):
+        open_folder("images", folder, fit="stretch")
+
+
+def test_all_that_read_image_files_take_fit(folder: Path) -> None:
+    assert [name for name in ADAPTERS if "fit" not in taken(name)] == ["shapes3d"]
+    write_image(folder / "0.png", np.full((4, 8, 3), 255, np.uint8))
+    padded = open_folder("images", folder, resolution=8, fit="pad")
+    assert padded.samples(np.array([0])).images[0].any((1, 2)).tolist() == [False] * 2 + [True] * 4 + [False] * 2
+    assert padded.made != open_folder("images", folder).made == View("some", open_folder("images", folder), [0]).made
 
 
 @pytest.mark.parametrize("name", ADAPTERS)

@@ -1,13 +1,14 @@
+import pickle
 import struct
 import zlib
 from pathlib import Path
 
 import numpy as np
 import pytest
-from PIL import Image
+from PIL import ExifTags, Image
 
 from compgen_fast.worlds.adapters import FolderError
-from compgen_fast.worlds.adapters.pixels import MAX_PIXELS, read_image, read_mask, resized
+from compgen_fast.worlds.adapters.pixels import MAX_PIXELS, BadImage, Fit, read_image, read_mask, resized
 from tests.worlds.adapters.folders import noise, truncate, write_image, write_mask
 
 
@@ -95,9 +96,64 @@ def test_grey_images_become_three_channels(tmp_path: Path) -> None:
     np.testing.assert_array_equal(read_image(tmp_path / "a.png", 8), np.repeat(noise(0)[..., :1], 3, -1))
 
 
-def test_sixteen_bit_images_are_refused_rather_than_clipped(tmp_path: Path) -> None:
-    Image.fromarray(np.full((8, 8), 4000, np.uint16)).save(tmp_path / "a.png")
-    with pytest.raises(FolderError, match=r"a\.png: the image cannot be read \(its mode is I;16"):
+@pytest.mark.parametrize("name", ["a.png", "a.tif"])
+def test_sixteen_bits_of_grey_are_scaled_to_eight_rather_than_clipped(tmp_path: Path, name: str) -> None:
+    grey = noise(0)[..., 0]
+    Image.fromarray(grey.astype(np.uint16) * 257).save(tmp_path / name)
+    np.testing.assert_array_equal(read_image(tmp_path / name, 8), np.repeat(grey[..., None], 3, -1))
+
+
+def test_an_image_of_unknown_scale_is_refused(tmp_path: Path) -> None:
+    Image.fromarray(np.full((8, 8), 0.5, np.float32)).save(tmp_path / "a.tif")
+    with pytest.raises(BadImage, match=r"a\.tif: the image cannot be read \(its mode is F"):
+        read_image(tmp_path / "a.tif", 8)
+
+
+def test_print_colours_become_screen_colours(tmp_path: Path) -> None:
+    Image.new("CMYK", (8, 8), (0, 255, 255, 0)).save(tmp_path / "a.tif")
+    assert (read_image(tmp_path / "a.tif", 8) == (255, 0, 0)).all()
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+@pytest.mark.parametrize("fit", ["crop", "pad"])
+def test_cameras_rotation_marks_are_followed(tmp_path: Path, orientation: int, fit: Fit) -> None:
+    upright = noise(2, 8, 12)
+    turned = upright[::-1] if orientation in (3, 4, 7, 8) else upright
+    turned = turned[:, ::-1] if orientation in (2, 3, 6, 7) else turned
+    turned = turned.swapaxes(0, 1) if orientation >= 5 else turned
+    exif = Image.Exif()
+    exif[ExifTags.Base.Orientation] = orientation
+    Image.fromarray(np.ascontiguousarray(turned)).save(tmp_path / "a.png", exif=exif)
+    expected = upright[:, 2:10] if fit == "crop" else np.pad(upright, ((2, 2), (0, 0), (0, 0)))
+    np.testing.assert_array_equal(read_image(tmp_path / "a.png", len(expected), fit), expected)
+    write_mask(tmp_path / "m.png", np.ones((8, 12), np.uint8))
+    assert read_mask(tmp_path / "m.png", tmp_path / "a.png", 8, 2).all()
+
+
+@pytest.mark.parametrize(("height", "width"), [(16, 32), (40, 16), (1, 300), (9, 9)])
+def test_padding_keeps_all_of_an_image_and_its_mask_in_the_middle_of_black(
+    tmp_path: Path, height: int, width: int
+) -> None:
+    write_image(tmp_path / "a.png", np.full((height, width, 3), 200, np.uint8))
+    write_mask(tmp_path / "m.png", np.ones((height, width), np.uint8))
+    image = read_image(tmp_path / "a.png", 16, "pad")
+    covered = np.argwhere((image == 200).all(-1))
+    scale = 16 / max(height, width)
+    assert (covered.max(0) - covered.min(0) + 1).tolist() == [max(1, round(side * scale)) for side in (height, width)]
+    assert abs(covered.mean(0) - 7.5).max() <= 0.5
+    assert len(covered) == (image > 0).any(-1).sum()
+    mask = read_mask(tmp_path / "m.png", tmp_path / "a.png", 16, 2, "pad")
+    np.testing.assert_array_equal(mask == 1, (image > 0).any(-1))
+
+
+def test_a_bad_image_travels_between_processes(tmp_path: Path) -> None:
+    bad = pickle.loads(pickle.dumps(BadImage(tmp_path, "it is torn")))
+    assert (str(bad), bad.what) == (f"{tmp_path}: it is torn; restore or remove the file", "it is torn")
+
+
+def test_a_file_that_is_no_image_is_named(tmp_path: Path) -> None:
+    (tmp_path / "a.png").write_text("hello")
+    with pytest.raises(BadImage, match=r"a\.png: this is not an image, whatever its ending says; restore or remove"):
         read_image(tmp_path / "a.png", 8)
 
 
