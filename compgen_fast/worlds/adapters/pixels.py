@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image
+from PIL import ExifTags, Image, ImageOps
 
 from compgen_fast.worlds.adapters.layout import FolderError
 
@@ -19,11 +19,22 @@ _EIGHT_BIT = ("1", "L", "LA", "P", "PA", "RGB", "RGBA", "CMYK", "YCbCr")
 
 def read_image(path: Path, resolution: int) -> NDArray[np.uint8]:
     """[resolution, resolution, 3]. What is transparent is laid over black."""
-    image = _decoded(path, _EIGHT_BIT)
-    square = _middle(image)
-    if square.has_transparency_data:
-        square = Image.alpha_composite(Image.new("RGBA", square.size, (0, 0, 0, 255)), square.convert("RGBA"))
-    return np.asarray(_resized(square.convert("RGB"), resolution, Image.Resampling.LANCZOS))
+    image = to_rgb(_decoded(path, _EIGHT_BIT))
+    return np.asarray(_resized(_middle(image), resolution, Image.Resampling.LANCZOS))
+
+
+def to_rgb(image: Image.Image) -> Image.Image:
+    """Upright as EXIF says, and what is transparent over black."""
+    image = ImageOps.exif_transpose(image)
+    if image.has_transparency_data:
+        image = Image.alpha_composite(Image.new("RGBA", image.size, (0, 0, 0, 255)), image.convert("RGBA"))
+    return image.convert("RGB")
+
+
+def upright_size(image: Image.Image) -> tuple[int, int]:
+    """Height and width as EXIF says, of an image that is not decoded yet."""
+    turned = image.getexif().get(ExifTags.Base.Orientation, 1) >= 5
+    return image.size if turned else (image.height, image.width)
 
 
 def read_mask(path: Path, image: Path, resolution: int, slots: int) -> NDArray[np.uint8]:
@@ -48,14 +59,19 @@ def resized(image: NDArray[np.uint8], resolution: int) -> NDArray[np.uint8]:
 def _decoded(path: Path, modes: tuple[str, ...]) -> Image.Image:
     try:
         with Image.open(path) as image:
-            if image.width * image.height > MAX_PIXELS:
-                raise ValueError(f"it claims {_by(image.size)} pixels, and more than {MAX_PIXELS:,} are refused")
-            if image.mode not in modes:
-                raise ValueError(f"its mode is {image.mode}, expected one of {', '.join(modes)}")
+            check(image, modes)
             image.load()
             return image
     except Exception as error:  # PIL's plugins raise nearly anything on a broken file
         raise FolderError(f"{path}: the image cannot be read ({error}); restore or remove the file") from error
+
+
+def check(image: Image.Image, modes: tuple[str, ...] = _EIGHT_BIT) -> None:
+    """Refuses an image by its header."""
+    if image.width * image.height > MAX_PIXELS:
+        raise ValueError(f"it claims {_by(image.size)} pixels, and more than {MAX_PIXELS:,} are refused")
+    if image.mode not in modes:
+        raise ValueError(f"its mode is {image.mode}, expected one of {', '.join(modes)}")
 
 
 def _size(path: Path) -> tuple[int, int]:
