@@ -7,7 +7,7 @@ import io
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image
+from PIL import Image, UnidentifiedImageError
 
 from compgen_fast.worlds.adapters.pixels import check, resized, to_rgb, upright_size
 
@@ -39,7 +39,10 @@ def pixels(data: bytes, height: int, width: int) -> Pixels:
 def _opened(data: bytes) -> Image.Image:
     if data.startswith(NUMPY):
         return Image.fromarray(_array(data))
-    image = Image.open(io.BytesIO(data))
+    try:
+        image = Image.open(io.BytesIO(data))
+    except UnidentifiedImageError:
+        raise ValueError("no kind of image that PIL knows") from None
     check(image)
     return image
 

@@ -34,7 +34,7 @@ ARRAYS = ("npy",)
 
 _COMPRESSED = (".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar.zst")
 _COMPRESSED_START = (b"\x1f\x8b", b"BZh", b"\xfd7zXZ", b"\x28\xb5\x2f\xfd")
-_METADATA = re.compile(r"__[^/]*__($|/)")
+_METADATA = re.compile(r"__[^/.]*__([/.]|$)")
 Parts = Mapping[str, Member]
 
 

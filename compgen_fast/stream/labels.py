@@ -107,10 +107,10 @@ class _Column:
             self._refusal = f"some samples have a {self._kind} there and others a {kind}"
         elif kind == "number":
             self._cells.append(value)
-        elif len(self._numbers) == self._most and str(value) not in self._numbers:
+        elif len(self._numbers) == self._most and _spelt(value) not in self._numbers:
             self._refusal = f"it has more than {self._most:,} values"
         else:
-            self._cells.append(self._numbers.setdefault(str(value), len(self._numbers)))
+            self._cells.append(self._numbers.setdefault(_spelt(value), len(self._numbers)))
         if self._refusal:
             self._cells, self._numbers = array("d"), {}
 
@@ -134,6 +134,10 @@ def _kind(value: Any) -> str:
     if isinstance(value, str):
         return "text"
     return "number" if isinstance(value, int | float) and -_LARGEST <= value <= _LARGEST else ""
+
+
+def _spelt(value: str | bool) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
 
 
 def _shown(value: Any) -> str:
