@@ -37,10 +37,8 @@ def pixels(data: bytes, height: int, width: int) -> Pixels:
 
 
 def _opened(data: bytes) -> Image.Image:
-    if data.startswith(NUMPY):
-        return Image.fromarray(_array(data))
     try:
-        image = Image.open(io.BytesIO(data))
+        image = Image.fromarray(_array(data)) if data.startswith(NUMPY) else Image.open(io.BytesIO(data))
     except UnidentifiedImageError:
         raise ValueError("no kind of image that PIL knows") from None
     check(image)

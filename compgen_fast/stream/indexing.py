@@ -119,10 +119,17 @@ def _check_folder(folder: Path) -> None:
     if (folder / PLAN).exists():
         raise StreamError(f"{folder} is written by `cgf pack`, which makes the index too; there is nothing to add")
     path = folder / manifest.FILE
-    if path.exists() and manifest.read(path).schema.format != AS_FOUND:
+    if path.exists() and _format(path) != AS_FOUND:
         raise StreamError(f"{path} is of packed shards, which have an index; there is nothing to add")
     if not os.access(folder, os.W_OK):
         raise StreamError(f"{folder} cannot be written to; the index and the manifest go beside the tars")
+
+
+def _format(path: Path) -> manifest.Format:
+    try:
+        return manifest.read(path).schema.format
+    except StreamError:
+        raise StreamError(f"{path} is somebody else's, or damaged, and would be overwritten; move it away") from None
 
 
 @dataclass(frozen=True)
