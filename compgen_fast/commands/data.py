@@ -137,8 +137,7 @@ class Index:
     tars: Annotated[tyro.conf.Positional[tuple[str, ...]], tyro.conf.arg(metavar="FOLDER|PATTERN")]
     """A folder of tars, or a pattern such as 'train-{000000..000009}.tar' or 'train-*.tar' for some of them."""
     resolution: int | None = None
-    """Pixels of a side: images are cut to their middle square and resized as they are read. Needed where sizes
-    differ."""
+    """Pixels of a side, needed where sizes differ: middle squares are cut out and resized as they are read."""
     image: str | None = None
     """Which part of a sample is its image, such as jpg or rgb.png, where samples have several."""
 
