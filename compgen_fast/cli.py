@@ -15,7 +15,7 @@ import tyro
 
 from compgen_fast import __version__
 from compgen_fast.commands.common import UsageError, load, refusals, refuse_unknown
-from compgen_fast.commands.data import Inspect, Pack, Verify, World
+from compgen_fast.commands.data import Index, Inspect, Pack, Verify, World
 from compgen_fast.commands.inversion import Replay, Search
 from compgen_fast.commands.machine import Bench, Env, Prove, Tune
 from compgen_fast.commands.studies import Study
@@ -33,6 +33,7 @@ COMMANDS: dict[str, type] = {
     "env": Env,
     "world": World,
     "pack": Pack,
+    "index": Index,
     "verify": Verify,
     "inspect": Inspect,
     "bench": Bench,

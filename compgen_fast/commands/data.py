@@ -1,4 +1,4 @@
-"""`cgf world`, `pack`, `verify`, `inspect`: images with known factors, and shards of them."""
+"""`cgf world`, `pack`, `index`, `verify`, `inspect`: images with known factors, and shards of them."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
@@ -240,11 +240,34 @@ def _listed(bad: Mapping[str, str]) -> str:
 
 
 @dataclass(frozen=True)
+class Index:
+    """Make WebDataset tars of yours streamable: an index and a manifest beside them; the tars stay as they are."""
+
+    tars: Annotated[tyro.conf.Positional[tuple[str, ...]], tyro.conf.arg(metavar="FOLDER|PATTERN")]
+    """A folder of tars, or a pattern such as 'train-{000000..000009}.tar' or 'train-*.tar' for some of them."""
+    resolution: int | None = None
+    """Pixels of a side, needed where sizes differ: middle squares are cut out and resized as they are read."""
+    image: str | None = None
+    """Which part of a sample is its image, such as jpg or rgb.png, where samples have several."""
+
+    def run(self) -> int:
+        with refusals():
+            found = load("compgen_fast.stream").index_tars(
+                self.tars, resolution=self.resolution, image=self.image, progress=True
+            )
+        for sentence in found.left_out:
+            print(sentence)
+        made = found.manifest
+        print(f"{made.samples:,} samples, {len(made.shards):,} tars indexed in {found.folder}, hash {made.hash[:12]}")
+        return 0
+
+
+@dataclass(frozen=True)
 class Verify:
     """Check every byte of packed shards and name what is bad."""
 
     folder: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="OUT")]
-    """A folder made by `cgf pack`."""
+    """A folder made by `cgf pack` or `cgf index`."""
 
     def run(self) -> int:
         problems = load("compgen_fast.stream").verify(self.folder)
@@ -259,7 +282,7 @@ class Inspect:
     """Show what packed shards hold: schema, counts, a picture."""
 
     folder: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="OUT")]
-    """A folder made by `cgf pack`."""
+    """A folder made by `cgf pack` or `cgf index`."""
     picture: Path | None = None
     """Draw samples into this PNG."""
 

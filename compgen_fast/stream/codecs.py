@@ -2,13 +2,16 @@
 
 Decoding writes straight into the caller's array, whose shape is the one the manifest promises. The decoders compare it
 with the image's own header before they allocate or decompress anything, so an image that claims to be gigapixels costs
-nothing. Grey and transparent images are refused likewise: packing writes neither.
+nothing. Grey and transparent images are refused likewise: packing writes neither. Those of others (`AS_FOUND`) take the
+same way where it gives what PIL would, and PIL's where it does not.
 """
 
 import io
 import zlib
 from collections.abc import Callable
+from contextlib import suppress
 from functools import lru_cache
+from importlib import import_module
 from typing import Any
 
 import imagecodecs
@@ -17,7 +20,7 @@ from numpy.typing import NDArray
 
 from compgen_fast.stream import png
 from compgen_fast.stream.faults import BadSample
-from compgen_fast.stream.manifest import Format
+from compgen_fast.stream.manifest import AS_FOUND, Format
 
 Pixels = NDArray[np.uint8]
 EXTENSIONS: dict[Format, str] = {"raw": "npy", "png": "png", "jpg": "jpg", "webp": "webp"}
@@ -62,6 +65,29 @@ def _decode_webp(data: bytes, out: Pixels) -> None:
     imagecodecs.webp_decode(data, out=out)
 
 
+def _decode_found(data: bytes, out: Pixels) -> None:
+    plain = _plain(data)
+    if plain is not None:
+        with suppress(*UNDECODABLE):
+            DECODERS[plain](data, out)
+            return
+    # Workers that read only what was packed here do not pay for PIL.
+    np.copyto(out, import_module("compgen_fast.stream.found").pixels(data, *out.shape[:2]))
+
+
+def _plain(data: bytes) -> Format | None:
+    """The format of an image in which nothing is to be turned, laid over black or looked up in a palette. Grey,
+    transparent and 16-bit images, and those of another size, the decoders themselves refuse.
+    """
+    if data.startswith(b"\xff\xd8") and data.endswith(b"\xff\xd9"):  # of a JPEG that is cut they fill the rest in
+        return None if b"\xff\xe1" in data[: data.find(b"\xff\xda")] else "jpg"  # EXIF and XMP come before the scan
+    if data.startswith(png.SIGNATURE):
+        return "png" if png.is_plain(data) else None
+    if data[8:15] == b"WEBPVP8" and data[15:16] in (b" ", b"L"):  # the extended kind, X, may be turned
+        return "webp"
+    return "raw" if data.startswith(b"\x93NUMPY") else None
+
+
 _ENCODERS: dict[Format, Callable[[Pixels], bytes]] = {
     "raw": _encode_raw,
     "png": png.encode,
@@ -74,6 +100,7 @@ DECODERS: dict[Format, Callable[[bytes, Pixels], None]] = {
     "png": png.decode,
     "jpg": _decode_jpg,
     "webp": _decode_webp,
+    AS_FOUND: _decode_found,
 }
 
 
@@ -87,7 +114,8 @@ UNDECODABLE = (RuntimeError, ValueError)
 
 
 def refusal(format: Format, out: Pixels, cause: object) -> BadSample:
-    return BadSample(f"not a readable {format} image of {'×'.join(map(str, out.shape))} ({cause})")
+    kind = "" if format == AS_FOUND else f"{format} "
+    return BadSample(f"not a readable {kind}image of {'×'.join(map(str, out.shape))} ({cause})")
 
 
 def crc32(data: bytes | memoryview, before: int = 0) -> int:

@@ -43,7 +43,7 @@ class OverBudget(StreamError):
         bad = sum(fault.samples for fault in self.faults)
         super().__init__(
             f"{bad} of {total} samples are bad, and the budget allows {allowed}; repair or pack them again, or raise "
-            f"budget=:{listed}{more}"
+            f"budget= (--data.budget in training):{listed}{more}"
         )
 
 

@@ -21,11 +21,13 @@ Records = NDArray[np.void]
 PLACE = ("offset", "size", "crc")
 MASK_PLACE = ("mask.offset", "mask.size", "mask.crc")
 KEY_LENGTH = 24
+"""Of what packing writes. Keys of others are as long as they are, so the length is read from the index."""
+MOST_HEADER = 1 << 20
 
 
-def dtype(schema: Schema) -> np.dtype[np.void]:
+def dtype(schema: Schema, key_length: int = KEY_LENGTH) -> np.dtype[np.void]:
     place = ("<i8", "<i8", "<u4")
-    fields: list[tuple[str, str]] = [("key", f"S{KEY_LENGTH}"), *zip(PLACE, place, strict=True)]
+    fields: list[tuple[str, str]] = [("key", f"S{key_length}"), *zip(PLACE, place, strict=True)]
     if schema.masks:
         fields += zip(MASK_PLACE, place, strict=True)
     fields += [(f"factor.{factor.name}", "<i8" if factor.categorical else "<f4") for factor in schema.factors]
@@ -51,12 +53,16 @@ def read(path: Path, schema: Schema, samples: int | None = None, sha256: str | N
     try:
         if sha256 is not None and digest(path) != sha256:
             raise BadShard(f"{path.name} is damaged: its hash differs from the manifest's")
-        mapped: Any = np.load(path, mmap_mode="r", allow_pickle=False)
+        mapped: Any = np.load(path, mmap_mode="r", allow_pickle=False, max_header_size=MOST_HEADER)
     except FileNotFoundError:
         raise BadShard(f"{path.name} is missing") from None
     except (OSError, ValueError, EOFError) as error:
         raise BadShard(f"{path.name} cannot be read: {error}") from None
     records: Records = mapped.view(np.ndarray)
-    if records.dtype != dtype(schema) or records.ndim != 1 or samples not in (None, len(records)):
+    if records.dtype != dtype(schema, _key_length(records)) or records.ndim != 1 or samples not in (None, len(records)):
         raise BadShard(f"{path.name} does not fit the manifest: {len(records)} records of {records.dtype}")
     return records
+
+
+def _key_length(records: Records) -> int:
+    return records.dtype["key"].itemsize if "key" in (records.dtype.names or ()) else KEY_LENGTH

@@ -15,8 +15,11 @@ from typing import Any, Literal, get_args
 from compgen_fast.stream.faults import StreamError
 from compgen_fast.worlds.source import Factor
 
-Format = Literal["raw", "png", "jpg", "webp"]
-FORMATS: tuple[Format, ...] = get_args(Format)
+Format = Literal["raw", "png", "jpg", "webp", "as found"]
+AS_FOUND: Format = "as found"
+"""Somebody else's tars (see `indexing`): each image of its own kind and size, fitted to this size as it is read."""
+FORMATS: tuple[Format, ...] = tuple(format for format in get_args(Format) if format != AS_FOUND)
+"""What packing writes."""
 FILE = "manifest.json"
 VERSION = 1
 
@@ -111,7 +114,7 @@ def read(path: Path, origin: str | None = None) -> Manifest:
     except FileNotFoundError:
         raise StreamError(
             f"{where} is not there; expected a folder made by `cgf pack` (one that was interrupted is finished by "
-            "running the same command again)"
+            "running the same command again), or tars of yours that `cgf index` has been through"
         ) from None
     return parse(text, where)
 
@@ -128,8 +131,10 @@ def parse(text: str, where: str) -> Manifest:
         raise StreamError(f"{where} is not a manifest of packed shards ({error!r}); pack the data again") from None
     for shard in manifest.shards:
         check_safe(shard.name, where)
-    if manifest.schema.format not in FORMATS:
-        raise StreamError(f"{where}: format is {manifest.schema.format!r}; expected one of {', '.join(FORMATS)}")
+    if manifest.schema.format not in get_args(Format):
+        raise StreamError(
+            f"{where}: format is {manifest.schema.format!r}; expected one of {', '.join(get_args(Format))}"
+        )
     if samples != manifest.samples or digest != manifest.hash:
         raise StreamError(f"{where} was changed after packing: its hash or count does not fit its contents; restore it")
     return manifest

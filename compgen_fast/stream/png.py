@@ -7,6 +7,7 @@ zlib, and sum them down the image in blocks. Files of other writers, and small o
 """
 
 import struct
+from collections.abc import Iterator
 from functools import lru_cache
 from math import isqrt
 
@@ -16,6 +17,8 @@ from numpy.typing import NDArray
 
 Pixels = NDArray[np.uint8]
 
+SIGNATURE = b"\x89PNG\r\n\x1a\n"
+_PLAIN = frozenset({b"IHDR", b"IDAT", b"IEND", b"pHYs", b"gAMA", b"cHRM", b"sRGB", b"sBIT", b"iCCP", b"tIME", b"bKGD"})
 _UP = 2
 _UP_FOR_LIBPNG, _FILTERED_FOR_ZLIB = 32, 1
 _LARGE = 1 << 15  # bytes of pixels from which the detour pays
@@ -40,7 +43,7 @@ def _start(shape: tuple[int, ...]) -> bytes:
     """What a file of this shape begins with: signature and header, up to the header's CRC."""
     height, width, *colours = shape
     header = struct.pack(">II5B", width, height, 8, 2 if colours else 0, 0, 0, 0)
-    return b"\x89PNG\r\n\x1a\n" + struct.pack(">I", len(header)) + b"IHDR" + header
+    return SIGNATURE + struct.pack(">I", len(header)) + b"IHDR" + header
 
 
 def _filtered_rows(data: bytes, out: Pixels) -> Pixels | None:
@@ -58,14 +61,22 @@ def _filtered_rows(data: bytes, out: Pixels) -> Pixels | None:
     return rows if (rows[:height, 0] == _UP).all() else None
 
 
-def _deflated(data: bytes, at: int) -> bytes:
-    """The contents of the IDAT chunks, joined."""
-    parts = []
+def is_plain(data: bytes) -> bool:
+    """Whether a file holds eight-bit RGB, and nothing that may turn it or make some of it transparent."""
+    return data[24:26] == b"\x08\x02" and all(kind in _PLAIN for kind, _, _ in _chunks(data, len(SIGNATURE)))
+
+
+def _chunks(data: bytes, at: int) -> Iterator[tuple[bytes, int, int]]:
+    """The kind of each chunk, where its contents begin, and how long they are."""
     while at + 8 <= len(data):
         (length,) = struct.unpack_from(">I", data, at)
-        if data[at + 4 : at + 8] == b"IDAT":
-            parts.append(data[at + 8 : at + 8 + length])
+        yield data[at + 4 : at + 8], at + 8, length
         at += length + 12
+
+
+def _deflated(data: bytes, at: int) -> bytes:
+    """The contents of the IDAT chunks, joined."""
+    parts = [data[start : start + length] for kind, start, length in _chunks(data, at) if kind == b"IDAT"]
     return parts[0] if len(parts) == 1 else b"".join(parts)
 
 

@@ -155,7 +155,7 @@ class DataSet:
             described.append(shard.description(row))
         keys, *columns = zip(*described, strict=True)
         factors = {name: np.array(column, kind) for (name, kind), column in zip(self._factors, columns, strict=True)}
-        return Filled(used, [str(key, "ascii") for key in keys], factors, faults)
+        return Filled(used, [str(key, "utf-8") for key in keys], factors, faults)
 
     def _stand_in(self, bad: int, image: Pixels, mask: Pixels | None, faults: list[Fault]) -> int:
         """The first readable one of the samples that stand in for a bad one, read."""
@@ -176,7 +176,7 @@ class DataSet:
         if isinstance(error, BadShard):
             return Fault(entry.name, "", str(error), entry.samples)
         shard, row = self.at(sample)
-        return Fault(entry.name, str(shard.description(row)[0], "ascii"), str(error))
+        return Fault(entry.name, str(shard.description(row)[0], "utf-8"), str(error))
 
     def at(self, sample: int) -> tuple[OpenShard, int]:
         """The shard that holds a sample, and its row there."""

@@ -63,8 +63,9 @@ def _key_with_folder(name: str) -> str:
     return f"{folder}/{last.split('.', 1)[0]}"
 
 
-def members(path: Path) -> Iterator[Member]:
-    """Every member of a tar, in order. Raises `BadShard` at the first thing a tar of samples must not hold.
+def members(path: Path, strict: bool = True) -> Iterator[Member]:
+    """Every member of a tar, in order. Raises `BadShard` at the first thing a tar of samples must not hold; unless
+    ``strict``, folders, links and devices are passed over, as webdataset does.
 
     Python's tarfile takes a damaged header for the end of the archive, and so do readers built on it; here the end
     must be where the two empty blocks are.
@@ -73,9 +74,10 @@ def members(path: Path) -> Iterator[Member]:
     try:
         with tarfile.open(path, "r:", errorlevel=2) as archive:
             for member in archive:
-                _check(member, path)
-                end = member.offset_data + member.size + -member.size % BLOCK
-                yield Member(member.name, member.offset_data, member.size)
+                end = archive.offset
+                if strict or member.isreg():
+                    _check(member, path)
+                    yield Member(member.name, member.offset_data, member.size)
     except tarfile.TarError as error:
         raise BadShard(f"{path.name} is not a readable tar after byte {end}: {error}") from None
     except OSError as error:

@@ -1,8 +1,8 @@
-"""Checks a packed folder against its manifest, bit by bit, and names everything that is wrong.
+"""Checks a packed or indexed folder against its manifest, bit by bit, and names everything that is wrong.
 
 For each shard: the hashes of tar and index, the tar's structure and names, that the index and the members agree, each
 checksum, and that each image and mask decodes. Nothing is repaired; packing again into the same folder rewrites exactly
-the shards that are damaged.
+the shards that are damaged. Tars of others that were indexed may lie among other files and name samples as they like.
 """
 
 from collections.abc import Iterator
@@ -13,7 +13,7 @@ import numpy as np
 
 from compgen_fast.stream import codecs, index, manifest
 from compgen_fast.stream.faults import BadShard, StreamError
-from compgen_fast.stream.manifest import Format, Manifest, Schema, Shard
+from compgen_fast.stream.manifest import AS_FOUND, Format, Manifest, Schema, Shard
 from compgen_fast.stream.packing import PLAN
 from compgen_fast.stream.tar import Member, members
 
@@ -37,7 +37,9 @@ def verify(out: str | Path) -> list[Problem]:
         found = manifest.read(folder / manifest.FILE)
     except StreamError as error:
         return [Problem(manifest.FILE, "", str(error))]
-    return [*_strangers(folder, found), *_repeated_keys(folder, found), *_all_shards(folder, found)]
+    ours = found.schema.format != AS_FOUND
+    around = [*_strangers(folder, found), *_repeated_keys(folder, found)] if ours else []
+    return [*around, *_all_shards(folder, found)]
 
 
 def _strangers(folder: Path, found: Manifest) -> Iterator[Problem]:
@@ -74,13 +76,15 @@ def _shard(folder: Path, shard: Shard, schema: Schema) -> Iterator[Problem]:
         yield Problem(shard.name, "", f"has {path.stat().st_size} bytes; the manifest says {shard.bytes}")
     elif index.digest(path) != shard.sha256:
         yield Problem(shard.name, "", "its hash differs from the manifest's")
+    ours = schema.format != AS_FOUND
     structure: list[Member] = []
     try:
-        for member in members(path):
+        for member in members(path, strict=ours):
             structure.append(member)
     except BadShard as error:
         yield Problem(shard.name, "", str(error))
-    yield from _groups(shard, structure)
+    if ours:
+        yield from _groups(shard, structure)
     try:
         records = index.read(folder / shard.index_name, schema, shard.samples, shard.index_sha256)
     except BadShard as error:
@@ -109,7 +113,7 @@ def _groups(shard: Shard, structure: list[Member]) -> Iterator[Problem]:
 def _samples(path: Path, records: index.Records, schema: Schema, at: dict[int, Member]) -> Iterator[Problem]:
     image = np.empty((schema.height, schema.width, 3), np.uint8)
     parts: list[tuple[tuple[str, ...], str, Format, codecs.Pixels]] = [
-        (index.PLACE, codecs.EXTENSIONS[schema.format], schema.format, image)
+        (index.PLACE, codecs.EXTENSIONS.get(schema.format, "image"), schema.format, image)
     ]
     if schema.masks:
         parts.append((index.MASK_PLACE, "mask.png", "png", image[..., 0].copy()))
@@ -119,10 +123,10 @@ def _samples(path: Path, records: index.Records, schema: Schema, at: dict[int, M
                 offset, size, crc = record
                 file.seek(offset)
                 data = file.read(size)
-                name = f"{key.decode()}.{ending}"
-                if at.get(offset) != Member(name, offset, size):
+                member = at.get(offset)
+                if member is None or (member.key, member.size) != (key.decode(), size):
                     yield Problem(
-                        path.name, key.decode(), f"the index speaks of {name} at byte {offset}; it is not there"
+                        path.name, key.decode(), f"the index speaks of its {ending} at byte {offset}; it is not there"
                     )
                 if codecs.crc32(data) != crc:
                     yield Problem(path.name, key.decode(), f"the checksum of its {ending} differs from the index")

@@ -20,7 +20,7 @@ class DataConfig:
     """Packed shards to stream. Without ``shards``, the world named here is packed once under ``cache``."""
 
     shards: str | None = None
-    """A folder made by `cgf pack`, or its address."""
+    """A folder made by `cgf pack` or `cgf index`, or its address."""
     validation: str | None = None
     """Shards of images like these that are not trained on. They choose the best checkpoint; without them, and without
     a world, the training loss does."""
@@ -42,6 +42,8 @@ class DataConfig:
     """Exported weights of the tokenizer whose tokens a generator learns. They are made once, beside the images."""
     workers: int = 1
     """Processes per rank that read and decode; 0 does it between steps."""
+    budget: float = 1e-3
+    """The share of samples that may be bad. Others stand in for them; beyond it the run stops with the list."""
 
 
 @dataclass(frozen=True)
@@ -133,6 +135,8 @@ def check(config: TrainConfig, ranks: int) -> None:
             f"optimiser.lr is {config.optimiser.lr}, clip {config.optimiser.clip}, ema {config.optimiser.ema}; "
             "expected lr above 0, clip of 0 or more, ema from 0 to below 1"
         )
+    if not 0 <= config.data.budget < 1:
+        raise ValueError(f"data.budget is {config.data.budget}; expected a share of samples, from 0 to below 1")
     if config.batch_size % (ranks * config.accumulation):
         raise ValueError(
             f"batch_size is {config.batch_size}, split over {ranks} ranks × {config.accumulation} micro-batches; "

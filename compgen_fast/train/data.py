@@ -182,6 +182,7 @@ def open_stream(config: TrainConfig, folder: str, ranks: Ranks) -> ShardStream:
         rank=ranks.rank,
         ranks=ranks.size,
         workers=config.data.workers,
+        budget=config.data.budget,
         device=ranks.device,
     )
 
@@ -195,6 +196,7 @@ def open_validation(config: TrainConfig, folder: str, ranks: Ranks) -> ShardStre
         shuffle=False,
         rank=ranks.rank,
         ranks=ranks.size,
+        budget=config.data.budget,
         device=ranks.device,
     )
 
@@ -205,7 +207,8 @@ def _stream(folder: str, **options: Any) -> ShardStream:
 
 def in_order(config: TrainConfig, folder: str) -> Iterator[Tensor]:
     """The training images, batch by batch in the order they were packed, alike on every rank."""
-    with ShardStream(folder, batch_size=config.batch_size, epochs=1, shuffle=False) as stream:
+    budget = config.data.budget
+    with ShardStream(folder, batch_size=config.batch_size, epochs=1, shuffle=False, budget=budget) as stream:
         for batch in stream:
             yield batch.images[batch.valid]
 
@@ -223,9 +226,10 @@ def check_fit(config: TrainConfig, stream: ShardStream) -> None:
             "model of images; give the shards that the tokens were made of"
         )
     elif (schema.height, schema.width) != (model.image_size, model.image_size):
+        again = "index" if schema.format == manifest.AS_FOUND else "pack"
         raise ValueError(
             f"the shards hold images of {schema.height}×{schema.width}, the model takes {model.image_size}×"
-            f"{model.image_size}; pack them with --resolution {model.image_size}, or set --model.image-size"
+            f"{model.image_size}; {again} them with --resolution {model.image_size}, or set --model.image-size"
         )
 
 

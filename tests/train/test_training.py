@@ -1,5 +1,6 @@
 """`cgf train` as a user runs it: whole runs, in processes of their own, some of them killed on the way."""
 
+import io
 import os
 import signal
 import subprocess
@@ -7,8 +8,11 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+import webdataset
+from PIL import Image
 
 from compgen_fast.cli import main
 from compgen_fast.train.checkpoints import Checkpoints
@@ -163,6 +167,7 @@ def test_a_loss_that_is_not_finite_ends_the_run_and_names_the_layer(straight: Pa
         (("--data.shards", "nowhere", "--data.split", "background"), "shards are of one split"),
         (("--data.world", "atlantis"), "there is no world 'atlantis'"),
         (("--steps", "0"), "steps is 0; expected at least 1"),
+        (("--data.budget", "1.5"), "data.budget is 1.5; expected a share of samples, from 0 to below 1"),
         (("--bogus", "1"), "--bogus"),
     ],
 )
@@ -180,3 +185,33 @@ def test_a_folder_with_a_run_is_not_overwritten(straight: Path, refused: Callabl
     assert "already holds a run" in refused(straight)
     assert "model.slots is 3, but the run" in refused(straight, "--resume", "--model.slots", "3")
     assert (straight / "metrics.jsonl").read_bytes() == before
+
+
+@pytest.fixture
+def foreign(tmp_path: Path) -> Path:
+    """Eight photographs of several sizes in tars that webdataset wrote; one breaks off."""
+    folder = tmp_path / "foreign"
+    folder.mkdir()
+    generator = np.random.default_rng(0)
+    with webdataset.ShardWriter(str(folder / "%03d.tar"), maxcount=3, verbose=0) as writer:
+        for number in range(8):
+            file = io.BytesIO()
+            Image.fromarray(generator.integers(0, 256, (20 + number, 24, 3), np.uint8)).save(file, "JPEG")
+            data = file.getvalue()
+            writer.write({"__key__": f"{number:03d}", "jpg": data[:-100] if number == 5 else data, "cls": number % 2})
+    return folder
+
+
+def test_a_run_trains_on_tars_of_others_and_passes_over_bad_samples_within_its_budget(
+    foreign: Path, refused: Callable[..., str]
+) -> None:
+    runs, given = foreign.parent, ("--data.shards", str(foreign), "--steps", "2")
+    assert main(["index", str(foreign), "--resolution", "16"]) == 0
+    train(runs / "generous", *given, "--data.budget", "0.125")
+    assert len(losses(runs / "generous")) == 2
+    said = refused(runs / "strict", *given)
+    assert "(--data.budget in training): 001.tar, key 005: not a readable image" in said
+    assert main(["index", str(foreign), "--resolution", "32"]) == 0
+    assert "32×32, the model takes 16×16; index them with --resolution 16" in refused(runs / "large", *given)
+    (foreign / "manifest.json").unlink()
+    assert "or tars of yours that `cgf index` has been through" in refused(runs / "bare", *given)

@@ -40,10 +40,16 @@ class BadImage(FolderError):
 
 def read_image(path: Path, resolution: int, fit: Fit = "crop") -> NDArray[np.uint8]:
     """[resolution, resolution, 3]. What is transparent is laid over black; 16 bits of grey become 8."""
-    image = _eight_bit(_fitted(decoded_image(path), fit))
+    image = _fitted(to_rgb(decoded_image(path)), fit)
+    return np.asarray(_resized(image, resolution, Image.Resampling.LANCZOS))
+
+
+def to_rgb(image: Image.Image) -> Image.Image:
+    """Upright as EXIF says, 16 bits of grey as 8, and what is transparent over black."""
+    image = _eight_bit(ImageOps.exif_transpose(image))
     if image.has_transparency_data:
         image = Image.alpha_composite(Image.new("RGBA", image.size, (0, 0, 0, 255)), image.convert("RGBA"))
-    return np.asarray(_resized(image.convert("RGB"), resolution, Image.Resampling.LANCZOS))
+    return image.convert("RGB")
 
 
 def read_mask(path: Path, image: Path, resolution: int, slots: int, fit: Fit = "crop") -> NDArray[np.uint8]:
@@ -73,10 +79,7 @@ def resized(image: NDArray[np.uint8], resolution: int) -> NDArray[np.uint8]:
 def _decoded(path: Path, modes: tuple[str, ...]) -> Image.Image:
     try:
         with Image.open(path) as image:
-            if image.width * image.height > MAX_PIXELS:
-                raise ValueError(f"it claims {_by(image.size)} pixels, and more than {MAX_PIXELS:,} are refused")
-            if image.mode not in modes:
-                raise ValueError(f"its mode is {image.mode}, expected one of {', '.join(modes)}")
+            check(image, modes)
             image.load()
             ImageOps.exif_transpose(image, in_place=True)
             return image
@@ -86,11 +89,25 @@ def _decoded(path: Path, modes: tuple[str, ...]) -> Image.Image:
         raise BadImage(path, f"the image cannot be read ({error})") from error
 
 
+def check(image: Image.Image, modes: tuple[str, ...] = _KNOWN) -> None:
+    """Refuses an image by its header."""
+    if image.width * image.height > MAX_PIXELS:
+        raise ValueError(f"it claims {_by(image.size)} pixels, and more than {MAX_PIXELS:,} are refused")
+    if image.mode not in modes:
+        raise ValueError(f"its mode is {image.mode}, expected one of {', '.join(modes)}")
+
+
+def upright_size(image: Image.Image) -> tuple[int, int]:
+    """Height and width as EXIF says, of an image that is not decoded yet."""
+    turned = image.getexif().get(ExifTags.Base.Orientation) in _SIDEWAYS
+    return image.size if turned else (image.height, image.width)
+
+
 def _size(path: Path) -> tuple[int, int]:
     """Width and height as `_decoded` gives them, without decoding."""
     with Image.open(path) as image:
-        width, height = image.size
-        return (height, width) if image.getexif().get(ExifTags.Base.Orientation) in _SIDEWAYS else (width, height)
+        height, width = upright_size(image)
+        return width, height
 
 
 def _eight_bit(image: Image.Image) -> Image.Image:
