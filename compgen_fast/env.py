@@ -13,14 +13,13 @@ from pathlib import Path
 from typing import get_args
 
 import torch
-from rich import box
 from rich.console import Console
-from rich.table import Table
 
 from compgen_fast import __version__
 from compgen_fast.models.attention import attention_backend
 from compgen_fast.ops import backends
 from compgen_fast.ops.backends import Device
+from compgen_fast.tables import Sheet
 
 BUILD_INFO = Path(__file__).with_name("_build_info.json")
 
@@ -134,8 +133,8 @@ def show(environment: Environment, console: Console) -> None:
     console.print(ops_table(environment))
 
 
-def machine_table(environment: Environment) -> Table:
-    table = Table("what", "found", box=box.SIMPLE_HEAD, pad_edge=False)
+def machine_table(environment: Environment) -> Sheet:
+    table = Sheet("what", "found", words=("what", "found"), folds=("found",))
     for name, found in environment.versions.items():
         table.add_row(name, found or "not installed")
     extension, cpu = environment.extension, environment.cpu
@@ -149,9 +148,10 @@ def machine_table(environment: Environment) -> Table:
     return table
 
 
-def ops_table(environment: Environment) -> Table:
+def ops_table(environment: Environment) -> Sheet:
     """One block per device and per set of ops that are served alike: most ops differ in nothing."""
-    table = Table("device", "op", "backend", "", "why", box=box.SIMPLE_HEAD, pad_edge=False)
+    head = ("device", "op", "backend", "", "why")
+    table = Sheet(*head, words=head, folds=("why",))
     for device in get_args(Device):
         for alike, names in ops_served_alike(environment, device).items():
             for row, status in enumerate(alike.backends):

@@ -12,7 +12,6 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
 import torch
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from safetensors.torch import load_file
 from torch import Tensor
 
@@ -24,6 +23,7 @@ from compgen_fast.invert.search import Found, search
 from compgen_fast.invert.starts import starts
 from compgen_fast.models.replay import Replay, has_roles
 from compgen_fast.models.slot_vae import SlotVAE
+from compgen_fast.progress import following
 from compgen_fast.stream import ShardStream, pack
 from compgen_fast.train.checkpoints import save_tensors
 from compgen_fast.train.export import load_model
@@ -61,14 +61,13 @@ def run_search(settings: SearchSettings, out: Path, device: str = "cpu") -> Path
         total = stream.samples
         done = _whole_parts(out)
         stream.seek(len(done) * settings.batch)
-        with _bar() as bar:
-            task = bar.add_task("searching", total=total, completed=min(total, len(done) * settings.batch))
+        with following("search", total, "images", done=min(total, len(done) * settings.batch)) as advance:
             for number, batch in enumerate(stream, len(done)):
                 images = batch.images[batch.valid].to(device)
                 found = _searched(vae, images, marginals, settings, number)
                 names = [key for key, valid in zip(batch.keys, batch.valid.tolist(), strict=True) if valid]
                 _write_part(found, names, out, number)
-                bar.advance(task, len(images))
+                advance(len(images))
     return _joined(out)
 
 
@@ -174,7 +173,3 @@ def _joined(out: Path) -> Path:
         path.unlink()
         path.with_suffix(".json").unlink()
     return out / LATENTS
-
-
-def _bar() -> Progress:
-    return Progress(TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
