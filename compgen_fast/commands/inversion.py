@@ -56,7 +56,7 @@ class Search:
                 self.still, self.swapped, self.drawn, self.newton, self.batch, self.seed,
             )  # fmt: skip
             found = command.run_search(settings, self.out, self.device)
-        print(f"latents in {found}")
+        print(f"{found.errors}\nlatents: {found.latents}\npage: {found.page}")
         return 0
 
 
