@@ -10,9 +10,10 @@ from pathlib import Path
 import torch
 from rich.console import Console
 
-from compgen_fast import __version__, env
+from compgen_fast import __version__
 from compgen_fast.bench import report
 from compgen_fast.bench.harness import Case, Row, Stamp, measure
+from compgen_fast.cpu import this_cpu
 from compgen_fast.progress import following
 
 RESULTS = Path("bench-results")
@@ -67,7 +68,7 @@ def stamp(threads: int, mode: str, device: str) -> Stamp:
     return Stamp(
         threads=threads,
         mode=mode,
-        hardware=torch.cuda.get_device_name() if device == "cuda" else env.cpu_model(),
+        hardware=torch.cuda.get_device_name() if device == "cuda" else this_cpu().model,
         version=__version__,
         torch=torch.__version__,
         commit=commit(Path(__file__).resolve().parent.parent),
