@@ -18,9 +18,7 @@ from itertools import pairwise
 from typing import Any, Literal
 
 import torch
-from rich import box
 from rich.console import Console, Group
-from rich.table import Table
 from rich.text import Text
 from torch import Tensor, nn
 from torch.func import functional_call, jacfwd, jacrev, jvp, stack_module_state, vmap
@@ -34,6 +32,8 @@ from compgen_fast.bench.search import Lap, time_rounds
 from compgen_fast.bench.suite import FULL, GREEN, IMPOSSIBLE, QUICK, RED, RESULTS, stamp
 from compgen_fast.measure import grid_metrics, layer_geometry
 from compgen_fast.models.stacked import StackedConv2d, StackedLinear
+from compgen_fast.progress import following
+from compgen_fast.tables import Sheet
 
 Kind = Literal["mlp", "cnn"]
 Activation = type[nn.GELU] | type[nn.ReLU]
@@ -454,11 +454,14 @@ def run(quick: bool = False, threads: int = 1, json: str | None = None, device: 
     people = Console(stderr=json == "-", highlight=False)
     common = (effort.seconds, stamp(threads, effort.mode, device), device)
     rows: list[Row] = []
-    for measured in jobs(quick):
-        with Console(stderr=True).status("check, measure"), quiet_process(threads):
-            found = measured(*common)
-        rows += found
-        people.print(table(found))
+    wanted = jobs(quick)
+    with following("measure", len(wanted), "cases") as advance:
+        for measured in wanted:
+            with quiet_process(threads):
+                found = measured(*common)
+            rows += found
+            people.print(table(found))
+            advance(1, f"{found[0].case} is done")
     people.print(LEGEND, style="dim")
     report.write(rows, RESULTS / "bumps.csv", json, people)
     return RED if any(row.gate for row in rows) else GREEN
@@ -484,10 +487,7 @@ LEGEND = (
 def table(rows: Sequence[Row]) -> Group:
     """One case: a line for each peer with a time, and why the others have none."""
     first = rows[0]
-    lines = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    lines.add_column("peer", min_width=25)
-    for name in ("ours ms", "peer ms", "ratio", "20–80 %", "error"):
-        lines.add_column(name, justify="right", no_wrap=True)
+    lines = Sheet("peer", "ours ms", "peer ms", "ratio", "20–80 %", "error")
     for each in rows:
         if each.ratio is not None:
             times, spread = (

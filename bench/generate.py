@@ -12,9 +12,7 @@ from dataclasses import asdict, replace
 from typing import Any
 
 import torch
-from rich import box
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from compgen_fast.bench import generate_training, report
@@ -31,6 +29,8 @@ from compgen_fast.generate.config import (
     ObjectiveConfig,
     TrunkConfig,
 )
+from compgen_fast.progress import following
+from compgen_fast.tables import Sheet
 
 OBJECTIVES: tuple[tuple[str, ObjectiveConfig], ...] = (
     ("DiT", DiTConfig()),
@@ -69,10 +69,13 @@ def run(quick: bool = False, threads: int = 1, json: str | None = None, device: 
     people = Console(stderr=json == "-", highlight=False)
     stamped = stamp(threads, effort.mode, device)
     rows: list[Row] = []
-    for each in cases(device):
-        with Console(stderr=True).status(f"{each.name}: check, measure"):
+    wanted = cases(device)
+    with following("measure", len(wanted), "cases") as advance:
+        for each in wanted:
+            advance(0, f"{each.name}: check, measure")
             rows += (found := measure(each, effort.seconds, stamped))
-        people.print(report.table(each.name, found))
+            people.print(report.table(each.name, found))
+            advance()
     people.print(report.LEGEND, style="dim")
     if device == "cpu":
         rows += (found := measure_training(sizes(*SHAPES[0]), effort.seconds, stamped))
@@ -88,10 +91,14 @@ def run(quick: bool = False, threads: int = 1, json: str | None = None, device: 
 def measure_training(sizes: Sequence[StepSize], seconds: float, stamped: Stamp) -> list[Row]:
     """The rows of whole steps of these sizes."""
     rows: list[Row] = []
-    with generate_training.process(stamped.threads) as measured:
+    with (
+        generate_training.process(stamped.threads) as measured,
+        following("measure training", len(sizes), "sizes") as advance,
+    ):
         for size in sizes:
-            with Console(stderr=True).status(f"training, {size}"):
-                rows += training_rows(size, measured(size, seconds), stamped)
+            advance(0, str(size))
+            rows += training_rows(size, measured(size, seconds), stamped)
+            advance()
     return rows
 
 
@@ -138,20 +145,18 @@ def training_row(size: StepSize, peer: str, found: Found, gate: str, stamped: St
     )
 
 
-def training_table(rows: Sequence[Row]) -> Table:
+def training_table(rows: Sequence[Row]) -> Sheet:
     """A line for each peer of each size."""
     title = "training throughput: whole steps, from stored data to updated weights"
-    table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
-    for name in ("generator", "peer"):
-        table.add_column(name)
-    for name in ("ours ms", "peer ms", "ratio", "20–80 %"):
-        table.add_column(name, justify="right", no_wrap=True)
+    words = ("generator", "peer")
+    table = Sheet(*words, "ours ms", "peer ms", "ratio", "20–80 %", words=words, title=title)
     for row in rows:
         if row.ratio is None:
-            table.add_row(row.case, row.peer, "", "", Text(row.gate or f"unsupported: {row.unsupported}", "bold red"))
+            table.add_row(row.case, row.peer, *report.MISSING)
             continue
         ratio = Text(f"{row.ratio:.2f}×", style="bold green" if row.ratio >= WANTED else "bold red")
         spread = f"{row.ratio_low:.2f}–{row.ratio_high:.2f}"
         table.add_row(row.case, row.peer, f"{row.our_ms:.1f}", f"{row.peer_ms:.1f}", ratio, spread)
-    table.caption = f"eager has all latents in memory and reads nothing; wanted: {WANTED}×"
+    wanted = f"eager has all latents in memory and reads nothing; wanted: {WANTED}×"
+    table.caption = "\n".join([*report.reasons(rows), wanted])
     return table

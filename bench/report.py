@@ -14,12 +14,11 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
-from rich import box
 from rich.console import Console, Group
-from rich.table import Table
 from rich.text import Text
 
 from compgen_fast.bench.harness import DIRECTIONS, Row
+from compgen_fast.tables import Sheet
 
 AnyRow: TypeAlias = Any
 """A dataclass whose fields are columns: ``Row``, or what a suite of another kind has in its place."""
@@ -93,19 +92,12 @@ LEGEND = (
 )
 
 
-NUMBERS = {"ours ms": 8, "peer ms": 8, "ratio": 7, "20–80 %": 13, "memory": 7, "error": 6, "peer's": 6}
+NUMBERS = ("ours ms", "peer ms", "ratio", "20–80 %", "memory", "error", "peer's")
 
 
 def table(title: str, rows: Sequence[Row]) -> Group:
-    """One case: a line per direction and peer, then who did less and who could not, and why.
-
-    Widths are fixed, so that the columns of several cases line up.
-    """
-    lines = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
-    lines.add_column("direction", width=9)
-    lines.add_column("peer", width=16)
-    for name, width in NUMBERS.items():
-        lines.add_column(name, justify="right", width=width, no_wrap=True)
+    """One case: a line per direction and peer, then who did less and who could not, and why."""
+    lines = Sheet("direction", "peer", *NUMBERS, words=("direction", "peer"))
     measured = [row for row in rows if row.ratio is not None]
     for row in measured:
         lines.add_row(*_line(row), end_section=row is _last(measured, row.direction))
@@ -130,6 +122,15 @@ def _line(row: Row) -> tuple[str | Text, ...]:
         f"{row.error:.0e}",
         f"{row.peer_error:.0e}",
     )
+
+
+MISSING = ("–", "–", "–", "–")  # times, ratio and spread of a row that has none
+
+
+def reasons(rows: Iterable[Row]) -> list[str]:
+    """Why rows have no numbers, each reason once."""
+    missing = (row for row in rows if row.ratio is None)
+    return list(dict.fromkeys(row.gate or f"unsupported: {row.peer}: {row.unsupported}" for row in missing))
 
 
 def notes(rows: Sequence[Row]) -> list[str]:

@@ -20,9 +20,7 @@ from dataclasses import asdict, dataclass
 from itertools import islice
 
 import torch
-from rich import box
 from rich.console import Console, Group
-from rich.table import Table
 from rich.text import Text
 from torch import Tensor
 
@@ -34,6 +32,8 @@ from compgen_fast.bench.ops.common import backend_of
 from compgen_fast.bench.search_peers import Kind, Problem, Size, loop, loss_of, problem
 from compgen_fast.bench.suite import FULL, GREEN, IMPOSSIBLE, QUICK, RED, RESULTS, stamp
 from compgen_fast.invert.search import frozen
+from compgen_fast.progress import following
+from compgen_fast.tables import Sheet
 
 RATES: Mapping[Kind, tuple[float, ...]] = {"trained": (0.2, 0.4, 0.8), "reference": (0.05, 0.1, 0.2)}
 LOOP_STEPS: Mapping[Kind, int] = {"trained": 60, "reference": 40}
@@ -397,11 +397,15 @@ def run(quick: bool = False, threads: int = 1, json: str | None = None, device: 
     people = Console(stderr=json == "-", highlight=False)
     stamped = asdict(stamp(threads, effort.mode, device))
     rows: list[Row] = []
-    for size in quick_sizes() if quick else sizes():
-        with Console(stderr=True).status(f"{size}: aim, settings, timing"), quiet_process(threads):
-            found = measure(size, problem(size, device, RESULTS), contenders(size), effort.seconds, stamped, device)
-        rows += found
-        people.print(table(found))
+    wanted = quick_sizes() if quick else sizes()
+    with following("measure", len(wanted), "problems") as advance:
+        for size in wanted:
+            advance(0, f"{size}: aim, settings, timing")
+            with quiet_process(threads):
+                found = measure(size, problem(size, device, RESULTS), contenders(size), effort.seconds, stamped, device)
+            rows += found
+            people.print(table(found))
+            advance()
     people.print(summary(rows))
     people.print(LEGEND, style="dim")
     report.write(rows, RESULTS / "search.csv", json, people)
@@ -420,7 +424,7 @@ def table(rows: Sequence[Row]) -> Group:
     first = rows[0]
     start, left, bound = (f"{1e4 * error:.2f}" for error in (first.start_error, first.loop_error, first.bound))
     way = f"error {start} at the start, {left} after {first.loop_steps} steps of the loop; the aim is {bound}"
-    lines = _table("contender", "rate", "steps", "images/s", "ratio", "20–80 %", "error", "median")
+    lines = Sheet("contender", "rate", "steps", "images/s", "ratio", "20–80 %", "error", "median")
     for row in rows:
         if row.ratio is None:
             continue
@@ -440,11 +444,11 @@ def table(rows: Sequence[Row]) -> Group:
 
 def summary(rows: Sequence[Row]) -> Group:
     """Ours against the eager loop, by problem."""
-    found = _table("problem", "loop images/s", "ours images/s", "ratio", "20–80 %")
+    found = Sheet("problem", "loop images/s", "ours images/s", "ratio", "20–80 %")
     for eager in (row for row in rows if row.contender == "eager"):
         ours = next(row for row in rows if row.contender == OURS and row.case == eager.case)
         if eager.ratio is None:
-            found.add_row(eager.case, "", "", Text("gate", "bold red"))
+            found.add_row(eager.case, "", "", Text("gate", "bold red"), "")
             continue
         speeds = (f"{row.images_per_second:.3g}" for row in (eager, ours))
         found.add_row(eager.case, *speeds, _verdict(eager), f"{eager.ratio_low:.2f}–{eager.ratio_high:.2f}")
@@ -458,11 +462,3 @@ def _reason(row: Row) -> str:
 def _verdict(row: Row) -> Text:
     good = WANTED if row.contender == "eager" else 1.0
     return Text(f"{row.ratio:.2f}×", style="bold green" if (row.ratio or 0.0) >= good else "bold red")
-
-
-def _table(first: str, *others: str) -> Table:
-    found = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    found.add_column(first, min_width=10)
-    for name in others:
-        found.add_column(name, justify="right", no_wrap=True)
-    return found

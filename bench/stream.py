@@ -13,24 +13,26 @@ import tracemalloc
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
+from itertools import product
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from rich import box
 from rich.console import Console, Group
-from rich.table import Table
 from rich.text import Text
 
 from compgen_fast.bench import report
 from compgen_fast.bench import stream_peers as peers
 from compgen_fast.bench.suite import GREEN, IMPOSSIBLE, RED, RESULTS, stamp
+from compgen_fast.progress import following
 from compgen_fast.stream import ShardStream, pack
 from compgen_fast.stream.manifest import Format
 from compgen_fast.stream.order import Order, Part
 from compgen_fast.stream.remote import Local
 from compgen_fast.stream.shards import DataSet
+from compgen_fast.tables import Sheet
 from compgen_fast.worlds.source import Factor, Samples
 
 SIDES = (64, 128, 224)
@@ -119,22 +121,30 @@ def run(quick: bool = False, threads: int = 1, json: str | None = None, device: 
     torch.set_num_threads(threads)
     people = Console(stderr=json == "-", highlight=False)
     stamped = asdict(stamp(threads, "quick" if quick else "full", device))
-    rows: list[Row] = []
     with tempfile.TemporaryDirectory(prefix="compgen-bench-") as scratch:
-        for side, format in ((side, format) for side in SIDES for format in FORMATS):
-            folder = Path(scratch) / f"{format}{side}"
-            pack(Pictures(side, SAMPLES[side]), folder, shard_size=SAMPLES[side] // 8, format=format)
-            gate = check(folder, format)
-            for workers in WORKERS:
-                found = measure(folder, side, format, workers, gate, QUICK if quick else FULL, stamped)
-                rows += found
-                people.print(table(found))
+        rows = _measure_all(Path(scratch), QUICK if quick else FULL, stamped, people)
         people.print(resume_table(Path(scratch) / RESUMED), memory_table())
     for note in dict.fromkeys(f"{row.reader}: {row.unsupported}" for row in rows if row.unsupported):
         people.print(f"unsupported: {note}", style="dim")
     people.print(LEGEND, style="dim")
     report.write(rows, RESULTS / "stream.csv", json, people)
     return RED if any(row.gate for row in rows) else GREEN
+
+
+def _measure_all(scratch: Path, effort: Effort, stamped: dict[str, Any], people: Console) -> list[Row]:
+    rows: list[Row] = []
+    with following("measure", len(SIDES) * len(FORMATS) * len(WORKERS), "cases") as advance:
+        for side, format in product(SIDES, FORMATS):
+            folder = scratch / f"{format}{side}"
+            advance(0, f"{side} px, {format}: pack, check")
+            pack(Pictures(side, SAMPLES[side]), folder, shard_size=SAMPLES[side] // 8, format=format)
+            gate = check(folder, format)
+            for workers in WORKERS:
+                advance(0, f"{side} px, {format}, {workers} workers")
+                rows += (found := measure(folder, side, format, workers, gate, effort, stamped))
+                people.print(table(found))
+                advance()
+    return rows
 
 
 LEGEND = (
@@ -232,7 +242,7 @@ FLOORS = ("tar bytes", "decode only")
 
 def table(rows: Sequence[Row]) -> Group:
     """One case: a line for each reader that could take part."""
-    found = _table("", "reader", "samples/s", "ratio", "20–80 %")
+    found = Sheet("reader", "samples/s", "ratio", "20–80 %")
     for row in rows:
         if row.ratio is not None:
             style = "" if row.reader in ("ours", *FLOORS) else "bold green" if row.ratio >= 1 else "bold red"
@@ -243,17 +253,9 @@ def table(rows: Sequence[Row]) -> Group:
     return Group(Text.assemble((rows[0].case, "bold"), (f"\n{gate}" if gate else "", "bold red")), found)
 
 
-def _table(title: str, first: str, *others: str) -> Table:
-    found = Table(title=title or None, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
-    found.add_column(first, min_width=18)
-    for name in others:
-        found.add_column(name, justify="right", min_width=11)
-    return found
-
-
-def resume_table(folder: Path) -> Table:
+def resume_table(folder: Path) -> Sheet:
     """From nothing to the first batch after so many samples: opening, seeking, reading one batch."""
-    found = _table("resume", "after samples", "first batch, ms")
+    found = Sheet("after samples", "first batch, ms", words=(), title="resume")
     for position in (0, 10**3, 10**6, 10**9, 10**12):
         fastest = min(_timed(partial(_resumed, folder, position)) for _ in range(7))
         found.add_row(f"{position:,}", f"{1e3 * fastest:.2f}")
@@ -272,9 +274,9 @@ def _timed(call: Callable[[], None]) -> float:
     return time.perf_counter() - started
 
 
-def memory_table() -> Table:
+def memory_table() -> Sheet:
     """Peak memory of working out 1,000 shuffled batches, by the size of the data set."""
-    found = _table("memory of shuffling", "samples", "shards", "peak, kB")
+    found = Sheet("samples", "shards", "peak, kB", words=(), title="memory of shuffling")
     for samples in (10**4, 10**6, 10**8):
         shards = samples // 10**4
         tracemalloc.start()

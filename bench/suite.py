@@ -9,11 +9,12 @@ from pathlib import Path
 
 import torch
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from compgen_fast import __version__, env
+from compgen_fast import __version__
 from compgen_fast.bench import report
 from compgen_fast.bench.harness import Case, Row, Stamp, measure
+from compgen_fast.cpu import this_cpu
+from compgen_fast.progress import following
 
 RESULTS = Path("bench-results")
 GREEN, RED, IMPOSSIBLE = 0, 1, 2
@@ -45,22 +46,14 @@ def run_suite(cases: Callable[[str], Sequence[Case]], quick: bool, threads: int,
 
 def _measure_all(cases: Sequence[Case], effort: Effort, stamp: Stamp, people: Console) -> list[Row]:
     rows: list[Row] = []
-    columns = (
-        SpinnerColumn(),
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-    )
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
-        task = progress.add_task("", total=len(cases))
+    with following("measure", len(cases), "cases") as advance:
         for case in cases:
-            progress.update(task, description=f"{case.name}: check, compile, measure")
+            advance(0, f"{case.name}: check, compile, measure")
             found = measure(case, effort.seconds, stamp)
             rows += found
             for title, group in report.by_case(found):
                 people.print(report.table(title, group))
-            progress.advance(task)
+            advance()
     return rows
 
 
@@ -75,7 +68,7 @@ def stamp(threads: int, mode: str, device: str) -> Stamp:
     return Stamp(
         threads=threads,
         mode=mode,
-        hardware=torch.cuda.get_device_name() if device == "cuda" else env.cpu_model(),
+        hardware=torch.cuda.get_device_name() if device == "cuda" else this_cpu().model,
         version=__version__,
         torch=torch.__version__,
         commit=commit(Path(__file__).resolve().parent.parent),

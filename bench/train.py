@@ -15,9 +15,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import cast
 
 import torch
-from rich import box
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from compgen_fast.bench import report, train_ranks
@@ -28,7 +26,9 @@ from compgen_fast.bench.train_peers import StepSize, case
 from compgen_fast.bench.train_ranks import Found, engine_name, plain_name
 from compgen_fast.models.config import Penalty, SlotVAEConfig
 from compgen_fast.models.summary import training_flops
+from compgen_fast.progress import following
 from compgen_fast.recipes import slot_vae_cpu, slot_vae_reference
+from compgen_fast.tables import Sheet
 from compgen_fast.train.config import TrainConfig
 from compgen_fast.train.peak import measured_peak
 
@@ -120,24 +120,26 @@ def measure_steps(steps: Sequence[StepSize], effort: Effort, stamped: Stamp, dev
     """
     peaks = [measured_peak(device, torch.float32, stamped.threads)]
     found: list[list[Row]] = []
-    for size in steps:
-        with Console(stderr=True).status(f"{size}: check, compile, measure"):
+    with following("measure", len(steps), "sizes") as advance:
+        for size in steps:
+            advance(0, f"{size}: check, compile, measure")
             found.append(measure(case(size, device), effort.seconds, stamped))
-        people.print(report.table(str(size), found[-1]))
+            people.print(report.table(str(size), found[-1]))
+            advance()
     peaks.append(measured_peak(device, torch.float32, stamped.threads))
     people.print(report.LEGEND, style="dim")
     people.print(speed_table(steps, found, max(peaks)))
     return [row for rows in found for row in rows]
 
 
-def speed_table(steps: Sequence[StepSize], found: Sequence[Sequence[Row]], peak: float) -> Table:
+def speed_table(steps: Sequence[StepSize], found: Sequence[Sequence[Row]], peak: float) -> Sheet:
     """Our steps per second, and what share of ``peak`` (FLOP/s) that is."""
     title = f"ours, forward, penalty and backward; peak {peak / 1e9:,.0f} GFLOP/s, measured"
-    table = _table(title, "step", "steps/s", "images/s", "GFLOP", "of peak", "eager ÷ ours")
+    table = Sheet("step", "steps/s", "images/s", "GFLOP", "of peak", "eager ÷ ours", title=title)
     for size, rows in zip(steps, found, strict=True):
         eager = next(row for row in rows if row.direction == "full" and row.peer == "eager")
         if eager.ratio is None or eager.our_ms is None:
-            table.add_row(str(size), Text("gate", "bold red"))
+            table.add_row(str(size), Text("gate", "bold red"), "", "", "", "")
             continue
         rate, flops = 1e3 / eager.our_ms, step_flops(size)
         good = eager.ratio >= WANTED_RATIO.get((size.penalty, size.part), 1.0)
@@ -166,7 +168,8 @@ def measure_ranks(recipe: TrainConfig, effort: Effort, stamped: Stamp, people: C
     """The engine against plain torch and DDP, and two ranks against one."""
     name = f"{recipe.model.image_size} px, batch {recipe.batch_size} per rank"
     try:
-        with Console(stderr=True).status("engines on one rank and on two"):
+        with following("measure", 1, "recipe") as advance:
+            advance(0, "engines on one rank and on two")
             jobs = train_ranks.measure(recipe, effort.rounds)
     except RuntimeError as error:
         failed = row(f"engine, {name}", plain_name(1), (), (), stamped, gate=f"gate: {sentence(error)}")
@@ -215,7 +218,8 @@ def scaling_rows(
     if stage not in effort.predicted or gate:
         return rows
     try:
-        with Console(stderr=True).status(f"the parts of a step at {engine}"):
+        with following("measure", 1, "prediction") as advance:
+            advance(0, f"the parts of a step at {engine}")
             alone, predicted = train_ranks.predict(recipe, stage, effort.calibration_steps)
     except Exception as error:  # the measurement stands without its prediction
         return [*rows, row(title, MODELLED, (), (), stamped, unsupported=sentence(error))]
@@ -266,52 +270,44 @@ def row(
     )
 
 
-def engine_table(name: str, rows: Sequence[Row]) -> Table:
+KEYS = ("engine", "against")
+
+
+def engine_table(name: str, rows: Sequence[Row]) -> Sheet:
     """What the engine costs over its peer, as a share of the peer's time."""
     title = f"whole steps by DeepSpeed's engine, {name}"
-    table = _table(title, "engine", "against", "ours ms", "peer ms", "cost", "20–80 %")
+    table = Sheet(*KEYS, "ours ms", "peer ms", "cost", "20–80 %", words=KEYS, title=title)
     for each in rows:
         if each.ratio is None or each.ratio_low is None or each.ratio_high is None:
-            table.add_row(_engine_of(each), each.peer, *_missing(each))
+            table.add_row(_engine_of(each), each.peer, *report.MISSING)
             continue
         cost, low, high = (1 / ratio - 1 for ratio in (each.ratio, each.ratio_high, each.ratio_low))
         good = each.peer != plain_name(1) or cost <= WANTED_OVERHEAD
         numbers = (f"{each.our_ms:.1f}", f"{each.peer_ms:.1f}", _verdict(f"{cost:+.1%}", good))
         table.add_row(_engine_of(each), each.peer, *numbers, f"{low:+.1%} – {high:+.1%}")
-    table.caption = f"wanted on one rank: at most +{WANTED_OVERHEAD:.0%}"
+    table.caption = "\n".join([*report.reasons(rows), f"wanted on one rank: at most +{WANTED_OVERHEAD:.0%}"])
     return table
 
 
-def scaling_table(name: str, rows: Sequence[Row]) -> Table:
+def scaling_table(name: str, rows: Sequence[Row]) -> Sheet:
     """Two ranks against one, measured and modelled."""
     title = f"two ranks against one, {name}"
-    table = _table(title, "engine", "against", "2 ranks ms", "1 rank ms", "efficiency", "20–80 %")
+    table = Sheet(*KEYS, "2 ranks ms", "1 rank ms", "efficiency", "20–80 %", words=KEYS, title=title)
     for each in rows:
         if each.ratio is None:
-            table.add_row(_engine_of(each), each.peer, *_missing(each))
+            table.add_row(_engine_of(each), each.peer, *report.MISSING)
             continue
         spread = "" if each.peer == MODELLED else f"{each.ratio_low:.0%} – {each.ratio_high:.0%}"
         numbers = (f"{each.our_ms:.1f}", f"{each.peer_ms:.1f}", f"{each.ratio:.1%}")
         table.add_row(_engine_of(each), each.peer, *numbers, spread)
-    table.caption = "modelled: the engine's step beside a second process, and gloo's messages, each timed by itself"
+    modelled = "modelled: the engine's step beside a second process, and gloo's messages, each timed by itself"
+    table.caption = "\n".join([*report.reasons(rows), modelled])
     return table
 
 
 def _engine_of(each: Row) -> str:
     """The last part of the case's name, where the table's title has the others."""
     return each.case.rsplit(", ", 1)[-1]
-
-
-def _missing(each: Row) -> tuple[str, str, Text]:
-    return "", "", Text(each.gate or f"unsupported: {each.unsupported}", "bold red")
-
-
-def _table(title: str, first: str, *others: str) -> Table:
-    found = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
-    found.add_column(first)
-    for name in others:
-        found.add_column(name, justify="right")
-    return found
 
 
 def _verdict(text: str, good: bool) -> Text:

@@ -18,6 +18,7 @@ from compgen_fast.commands.common import UsageError, load, refusals, refuse_unkn
 from compgen_fast.commands.data import Index, Inspect, Pack, Verify, World
 from compgen_fast.commands.inversion import Replay, Search
 from compgen_fast.commands.machine import Bench, Env, Prove, Tune
+from compgen_fast.commands.options import REGISTRY
 from compgen_fast.commands.studies import Study
 
 
@@ -97,6 +98,7 @@ def parse(given: Sequence[str]) -> Any:
         description=None if name else "Train, invert and measure models that generalise by composition.",
         args=given[1:] if name else given,
         config=(tyro.conf.FlagCreatePairsOff,),
+        registry=REGISTRY,
     )
 
 

@@ -5,7 +5,6 @@ in `compgen_fast.ops.backends`.
 """
 
 import json
-import os
 import platform
 from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
@@ -13,14 +12,14 @@ from pathlib import Path
 from typing import get_args
 
 import torch
-from rich import box
 from rich.console import Console
-from rich.table import Table
 
 from compgen_fast import __version__
+from compgen_fast.cpu import Cpu, this_cpu
 from compgen_fast.models.attention import attention_backend
 from compgen_fast.ops import backends
 from compgen_fast.ops.backends import Device
+from compgen_fast.tables import Sheet
 
 BUILD_INFO = Path(__file__).with_name("_build_info.json")
 
@@ -34,13 +33,6 @@ class Extension:
     flags: tuple[str, ...] = ()
     torch: str | None = None
     python: str | None = None
-
-
-@dataclass(frozen=True)
-class Cpu:
-    model: str
-    cores: int
-    simd: str
 
 
 @dataclass(frozen=True)
@@ -64,6 +56,8 @@ class Environment:
     versions: dict[str, str | None]
     extension: Extension
     cpu: Cpu
+    simd: str
+    """What torch's own kernels use of the CPU's instruction sets."""
     gpus: tuple[str, ...]
     ops: dict[str, dict[Device, Service]]
     self_attention: dict[Device, SelfAttention]
@@ -79,7 +73,8 @@ def collect() -> Environment:
             "numpy": installed_version("numpy"),
         },
         extension=read_extension(BUILD_INFO),
-        cpu=Cpu(cpu_model(), usable_cores(), torch.backends.cpu.get_cpu_capability()),
+        cpu=this_cpu(),
+        simd=torch.backends.cpu.get_cpu_capability(),
         gpus=gpu_names(),
         ops={op: {device: service(op, device) for device in get_args(Device)} for op in backends.ops()},
         self_attention={device: SelfAttention(*attention_backend(device)) for device in get_args(Device)},
@@ -97,22 +92,6 @@ def read_extension(path: Path) -> Extension:
     if not path.exists():
         return Extension(error="never built; run `make setup` or `pip install --no-build-isolation -e .`")
     return Extension(**json.loads(path.read_text()))
-
-
-def cpu_model() -> str:
-    cpuinfo = Path("/proc/cpuinfo")
-    if cpuinfo.exists():
-        for line in cpuinfo.read_text().splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.processor() or platform.machine()
-
-
-def usable_cores() -> int:
-    """Cores this process may use: a container or a scheduler often grants fewer than the machine has."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def gpu_names() -> tuple[str, ...]:
@@ -134,24 +113,27 @@ def show(environment: Environment, console: Console) -> None:
     console.print(ops_table(environment))
 
 
-def machine_table(environment: Environment) -> Table:
-    table = Table("what", "found", box=box.SIMPLE_HEAD, pad_edge=False)
+def machine_table(environment: Environment) -> Sheet:
+    table = Sheet("what", "found", words=("what", "found"), folds=("found",))
     for name, found in environment.versions.items():
         table.add_row(name, found or "not installed")
     extension, cpu = environment.extension, environment.cpu
     table.add_row("C++ kernels", extension.error or "compiled from csrc/")
     if extension.compiler:
         table.add_row("compiler", f"{extension.compiler}\n{' '.join(extension.flags)}")
-    table.add_row("CPU", f"{cpu.model}, {cpu.cores} usable cores, {cpu.simd}")
+    table.add_row("CPU", str(cpu))
+    sets = "not told by this system" if cpu.instruction_sets is None else ", ".join(cpu.instruction_sets) or "none"
+    table.add_row("instruction sets", f"{sets}\ntorch uses {environment.simd}")
     table.add_row("GPU", "\n".join(environment.gpus) or "none")
     for device, attention in environment.self_attention.items():
         table.add_row(f"self-attention, {device}", f"{attention.serves}: {attention.reason}")
     return table
 
 
-def ops_table(environment: Environment) -> Table:
+def ops_table(environment: Environment) -> Sheet:
     """One block per device and per set of ops that are served alike: most ops differ in nothing."""
-    table = Table("device", "op", "backend", "", "why", box=box.SIMPLE_HEAD, pad_edge=False)
+    head = ("device", "op", "backend", "", "why")
+    table = Sheet(*head, words=head, folds=("why",))
     for device in get_args(Device):
         for alike, names in ops_served_alike(environment, device).items():
             for row, status in enumerate(alike.backends):

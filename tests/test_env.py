@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from importlib.metadata import PackageNotFoundError
 from io import StringIO
 from pathlib import Path
@@ -12,7 +13,8 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from compgen_fast import env
+from compgen_fast import cpu, env
+from compgen_fast.cpu import Cpu, this_cpu
 from compgen_fast.ops import backends
 from compgen_fast.ops.backends import Status
 
@@ -37,7 +39,7 @@ def table(environment: env.Environment) -> str:
 
 
 def synthetic(ops: dict[str, dict[backends.Device, env.Service]], error: str | None = None) -> env.Environment:
-    return env.Environment({"triton": None}, env.Extension(error), env.Cpu("Z80", 1, "none"), (), ops, {})
+    return env.Environment({"triton": None}, env.Extension(error), Cpu("Z80", "", (), 1, 1), "none", (), ops, {})
 
 
 def served_by(backend: backends.Backend) -> dict[backends.Device, env.Service]:
@@ -69,7 +71,56 @@ def test_versions_and_devices_are_named(untouched: dict[str, Any]) -> None:
     assert {"compgen-fast", "python", "torch", "triton", "numpy"} == set(untouched["versions"])
     assert untouched["versions"]["python"] == ".".join(map(str, sys.version_info[:3]))
     assert untouched["cpu"]["model"]
-    assert untouched["cpu"]["cores"] >= 1
+    assert untouched["cpu"]["cores"] >= untouched["cpu"]["usable_cores"] >= 1 and untouched["cpu"]["family"]
+
+
+XEON = """processor\t: 0
+vendor_id\t: GenuineIntel
+cpu family\t: 6
+model\t\t: 143
+model name\t: Intel(R) Xeon(R) Platinum 8480+
+stepping\t: 8
+flags\t\t: fpu sse avx avx2 fma avx512f avx512_bf16 avx512_vnni amx_bf16 amx_tile amx_int8
+
+processor\t: 1
+model name\t: another
+"""
+GRAVITON = """processor\t: 0
+Features\t: fp asimd sve i8mm bf16
+CPU implementer\t: 0x41
+CPU variant\t: 0x1
+CPU part\t: 0xd40
+"""
+
+
+@pytest.mark.parametrize(
+    ("told", "family", "sets"),
+    [
+        (
+            XEON,
+            "family 6, model 143, stepping 8",
+            "AVX2, FMA, AVX-512 F, AVX-512 BF16, AVX-512 VNNI, AMX, AMX BF16, AMX INT8",
+        ),
+        (GRAVITON, "implementer 0x41, part 0xd40, variant 0x1", "NEON, SVE, BF16, I8MM"),
+    ],
+)
+def test_a_cpu_is_told_by_family_and_instruction_sets(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, told: str, family: str, sets: str
+) -> None:
+    (tmp_path / "cpuinfo").write_text(told)
+    monkeypatch.setattr(cpu, "CPUINFO", tmp_path / "cpuinfo")
+    found = this_cpu()
+    assert found.family == family and found.instruction_sets == tuple(sets.split(", "))
+    assert (found.model == "Intel(R) Xeon(R) Platinum 8480+") == (told is XEON) and found.model
+    assert 1 <= found.usable_cores <= found.cores
+    shown = " ".join(table(replace(env.collect(), cpu=found)).split())
+    assert family in shown and sets in shown and f"{found.usable_cores} of {found.cores} cores usable" in shown
+
+
+def test_a_system_without_cpuinfo_has_a_cpu_all_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cpu, "CPUINFO", tmp_path / "none")
+    assert this_cpu().model and this_cpu().family == "" and this_cpu().instruction_sets is None
+    assert "not told by this system" in table(replace(env.collect(), cpu=this_cpu()))
 
 
 def test_who_serves_self_attention_is_said_in_both_forms(untouched: dict[str, Any]) -> None:

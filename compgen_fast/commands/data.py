@@ -270,7 +270,7 @@ class Verify:
     """A folder made by `cgf pack` or `cgf index`."""
 
     def run(self) -> int:
-        problems = load("compgen_fast.stream").verify(self.folder)
+        problems = load("compgen_fast.stream").verify(self.folder, progress=True)
         for problem in problems:
             print(problem)
         print(f"{self.folder}: {len(problems)} problems" if problems else f"{self.folder}: good")

@@ -19,30 +19,30 @@ class Search:
     """Packed folders of images to explain."""
     out: Path = Path("runs/search")
     """The folder to write; an interrupted search in it goes on."""
+    device: Literal["cpu", "cuda"] = "cpu"
+    """Where to run."""
     train: str | None = None
     """Packed training images. Their latents say where slots belong: searched ones are kept there."""
-    probes: int = 4096
-    """How many training images to look at for that."""
     steps: int = 48
-    """Gradient steps."""
+    """Gradient steps for each image."""
     rate: float = 0.2
-    """Step size at the start."""
+    """Step size at the start; it falls to a tenth."""
     pull: float = 0.05
     """Weight of the pull towards training latents."""
     still: float = 0.0
     """Gradient below which a latent hardly moves; 1e-3 keeps what pixels do not tell where the encoder had it."""
     swapped: int = 0
-    """More starts for each image, with one slot of another image."""
+    """Further starts for each image, each with one slot of another image."""
     drawn: int = 0
-    """More starts for each image, drawn from the training latents."""
+    """Further starts for each image, drawn from the training latents."""
     newton: bool = False
     """Gauss-Newton steps instead of Adam's."""
+    probes: int = 4096
+    """Images of --train to look at."""
     batch: int = 256
     """Images per part that is kept when the search is cut off."""
     seed: int = 0
-    """Of starts and pixels."""
-    device: Literal["cpu", "cuda"] = "cpu"
-    """Where to run."""
+    """Seed of the starts and of the pixels drawn."""
 
     def run(self) -> int:
         if self.device == "cuda":
@@ -56,7 +56,7 @@ class Search:
                 self.still, self.swapped, self.drawn, self.newton, self.batch, self.seed,
             )  # fmt: skip
             found = command.run_search(settings, self.out, self.device)
-        print(f"latents in {found}")
+        print(f"{found.errors}\nlatents: {found.latents}\npage: {found.page}")
         return 0
 
 
@@ -71,13 +71,13 @@ class Replay:
     pack: Path
     """The folder to write."""
     size: int = 20_000
-    """How many composites."""
+    """Composites to make."""
     bank: int = 4096
-    """How many training images give slots."""
+    """Training images that give slots."""
     jitter: float = 0.0
-    """Noise on recombined slots, in deviations of theirs."""
+    """Noise on recombined slots, in standard deviations of the training latents."""
     seed: int = 0
-    """Of the recombinations."""
+    """Seed of the recombinations."""
 
     def run(self) -> int:
         command = load("compgen_fast.invert.command")

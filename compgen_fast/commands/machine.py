@@ -31,10 +31,10 @@ class Bench:
     """Few repetitions: a look, not a measurement."""
     threads: int = 1
     """CPU threads for every contestant."""
-    json: Annotated[str | None, tyro.conf.arg(metavar="PATH|-")] = None
-    """Also write the rows as JSON to this file; - prints them, and only them."""
     device: Literal["cpu", "cuda"] = "cpu"
     """Where to run."""
+    json: Annotated[str | None, tyro.conf.arg(metavar="PATH|-")] = None
+    """Also write the rows as JSON to this file; - prints them, and only them."""
 
     def run(self) -> int:
         self.check()

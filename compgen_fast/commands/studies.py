@@ -14,11 +14,11 @@ class PerceptionStudy:
     """Decoders inverted by search and replay, against encoders alone, on combinations they never saw."""
 
     split: Literal["background", "texture", "object"] = "background"
-    """What each object is seen with few of."""
+    """What each object is seen with only few of in training: backgrounds, textures, or other objects."""
     scale: Literal["quick", "cpu", "gpu"] = "quick"
     """quick: minutes; cpu: about an hour on two cores; gpu: the papers' sizes."""
     seeds: int | None = None
-    """How many; as many as the scale has if not given."""
+    """Repetitions with other seeds; as many as the scale has if not given."""
     out: Path | None = None
     """The folder to write; runs/perception-SPLIT-SCALE if not given."""
     workers: int | None = None
@@ -48,7 +48,8 @@ class BumpStudy:
     """Decoders of disentangled (x, y) codes at positions they never saw: that they fail, why, and two remedies."""
 
     part: Literal["all", "failure", "geometry", "plan-a", "plan-b"] = "all"
-    """Naive decoders; the geometry of their layers; remedies by architecture and penalty; by data."""
+    """all; failure: naive decoders; geometry: their layers; plan-a: remedies by architecture and penalty; plan-b: by
+    data."""
     scale: Literal["quick", "cpu"] = "quick"
     """quick: one seed, a minute or two; cpu: three seeds, about an hour on two cores."""
     out: Path | None = None
@@ -69,7 +70,8 @@ class GenerationStudy:
     """Which generators make compositions they never saw: objectives, what they are told, JEPA, and circuits."""
 
     part: Literal["all", "objectives", "conditioning", "jepa", "circuits"] = "all"
-    """DiT, MAR, GIVT and MaskGIT; what a DiT is told; MaskGIT with JEPA; its heads left out one by one."""
+    """all; objectives: DiT, MAR, GIVT and MaskGIT; conditioning: what a DiT is told; jepa: MaskGIT with JEPA; circuits:
+    its heads left out one by one."""
     scale: Literal["quick", "cpu", "gpu"] = "quick"
     """quick: tiny models, a minute or two; cpu: two seeds, about an hour on two cores; gpu: five seeds, larger."""
     out: Path | None = None

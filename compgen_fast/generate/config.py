@@ -13,8 +13,11 @@ class TrunkConfig:
     """The transformer that all generators share."""
 
     width: int = 256
+    """Channels of a token inside the transformer."""
     layers: int = 12
+    """Transformer blocks."""
     heads: int = 4
+    """Attention heads."""
 
 
 @dataclass(frozen=True)
@@ -25,7 +28,7 @@ class ConditioningConfig:
     """full: every factor as it is; quantised: numbers only by the bin they fall in; dropout: each factor is left out at
     random in training; both: quantised, and left out at random."""
     factors: tuple[str, ...] = ()
-    """Which factors to tell; empty for all the data set has."""
+    """Factors to tell; all that the data set has if none are given."""
     bins: int = 2
     """quantised and both: bins of a number's range."""
     concept_dropout: float = 0.1
@@ -43,9 +46,9 @@ class JepaConfig:
     """An auxiliary loss inside the trunk: hidden states of the corrupted tokens predict those of the whole ones."""
 
     layers: tuple[int, ...] = (7, 9, 11)
-    """After which of the trunk's layers, counted from 1."""
+    """Layers of the trunk after which hidden states are predicted, counted from 1."""
     weight: float = 0.6
-    """λ, of the sum over layers."""
+    """Weight λ of the loss, which is summed over layers."""
     rate: float = 0.996
     """Share of its weights that the target keeps in a step, at first; it grows linearly to 1."""
     rate_steps: int = 10_000
@@ -62,7 +65,7 @@ class GeneratorConfig:
     conditioning: ConditioningConfig = field(default_factory=ConditioningConfig)
     jepa: JepaConfig | None = None
     image_size: int = 32
-    """Of the images whose tokens it makes."""
+    """Pixels along a side of the images whose tokens are made."""
 
 
 @dataclass(frozen=True)
@@ -80,6 +83,7 @@ class MaskGITConfig(GeneratorConfig):
     codes: int = 512
     """Size of the codebook."""
     label_smoothing: float = 0.1
+    """Share of the target probability that is spread over all codes."""
 
 
 @dataclass(frozen=True)
@@ -89,8 +93,9 @@ class MARConfig(GeneratorConfig):
     channels: int = 8
     """Numbers of a token."""
     head_width: int = 256
-    """Of the MLP that is each token's flow."""
+    """Hidden width of the MLP that is each token's flow."""
     head_layers: int = 3
+    """Layers of that MLP."""
 
 
 @dataclass(frozen=True)

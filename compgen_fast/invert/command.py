@@ -1,18 +1,20 @@
 """`cgf search` and `cgf replay --pack`: exported weights and packed shards in, files out.
 
-A search leaves a folder: settings.json, and latents.safetensors with what `Found` holds for every image in the order
-of the shards (z, error, start_error, steps, restart, trace), beside keys.json, their names. While it runs, each batch
-is a part-….safetensors of its own; a search that was cut off goes on behind the last whole part.
+A search leaves a folder: settings.json, report.html, and latents.safetensors with what `Found` holds for every image in
+the order of the shards (z, error, start_error, steps, restart, trace), beside keys.json, their names. While it runs,
+each batch is a part-….safetensors of its own; a search that was cut off goes on behind the last whole part.
 """
 
 import json
 import os
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
+import numpy as np
 import torch
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from numpy.typing import NDArray
 from safetensors.torch import load_file
 from torch import Tensor
 
@@ -23,7 +25,10 @@ from compgen_fast.invert.newton import newton
 from compgen_fast.invert.search import Found, search
 from compgen_fast.invert.starts import starts
 from compgen_fast.models.replay import Replay, has_roles
-from compgen_fast.models.slot_vae import SlotVAE
+from compgen_fast.models.slot_vae import SlotVAE, as_bytes
+from compgen_fast.progress import following
+from compgen_fast.report import search as report
+from compgen_fast.report.search import Errors
 from compgen_fast.stream import ShardStream, pack
 from compgen_fast.train.checkpoints import save_tensors
 from compgen_fast.train.export import load_model
@@ -50,8 +55,17 @@ class SearchSettings:
     seed: int
 
 
-def run_search(settings: SearchSettings, out: Path, device: str = "cpu") -> Path:
-    """Searches the latents of all images, or goes on with it, and returns the file of latents."""
+@dataclass(frozen=True)
+class Searched:
+    """What a search left, and how it went."""
+
+    latents: Path
+    page: Path
+    errors: Errors
+
+
+def run_search(settings: SearchSettings, out: Path, device: str = "cpu") -> Searched:
+    """Searches the latents of all images, or goes on with it; the file of latents comes last."""
     vae = load_vae(Path(settings.weights)).to(device)
     if (out / LATENTS).is_file():
         raise ValueError(f"{out} already holds {LATENTS}; name another folder with --out, or remove it")
@@ -60,16 +74,24 @@ def run_search(settings: SearchSettings, out: Path, device: str = "cpu") -> Path
     with ShardStream(list(settings.shards), batch_size=settings.batch, epochs=1, shuffle=False) as stream:
         total = stream.samples
         done = _whole_parts(out)
-        stream.seek(len(done) * settings.batch)
-        with _bar() as bar:
-            task = bar.add_task("searching", total=total, completed=min(total, len(done) * settings.batch))
+        stream.seek(before := min(total, len(done) * settings.batch))
+        started = time.perf_counter()
+        with following("search", total, "images", done=before) as advance:
             for number, batch in enumerate(stream, len(done)):
                 images = batch.images[batch.valid].to(device)
                 found = _searched(vae, images, marginals, settings, number)
                 names = [key for key, valid in zip(batch.keys, batch.valid.tolist(), strict=True) if valid]
                 _write_part(found, names, out, number)
-                bar.advance(task, len(images))
-    return _joined(out)
+                advance(len(images))
+        seconds = time.perf_counter() - started
+    tensors, keys = _read_parts(out)
+    errors = Errors(tensors["start_error"], tensors["error"], tensors["steps"], (total - before) / seconds)
+    examples = {
+        title: [_example(vae, settings, number, tensors["z"][number].to(device)) for number in numbers]
+        for title, numbers in errors.examples().items()
+    }
+    page = report.write(out, errors, examples, asdict(settings))
+    return Searched(_joined(out, tensors, keys), page, errors)
 
 
 def load_vae(weights: Path) -> SlotVAE:
@@ -114,8 +136,7 @@ def _marginals(vae: SlotVAE, settings: SearchSettings, device: str) -> SlotMargi
 def _searched(
     vae: SlotVAE, images: Tensor, marginals: SlotMarginals | None, settings: SearchSettings, number: int
 ) -> Found:
-    with torch.no_grad():
-        guess = vae.encode(images, Draws.at(settings.seed, number, device=images.device))[0]
+    guess = _guess(vae, images, settings, number)
     generator = torch.Generator(guess.device).manual_seed(settings.seed + number)
     init = starts(guess, marginals, swapped=settings.swapped, drawn=settings.drawn, generator=generator)
     if settings.by_newton:
@@ -124,6 +145,25 @@ def _searched(
         vae.decoder, images, init, steps=settings.steps, rate=settings.rate, marginals=marginals, pull=settings.pull,
         still=settings.still, seed=settings.seed, trace=True,
     )  # fmt: skip
+
+
+@torch.no_grad()
+def _guess(vae: SlotVAE, images: Tensor, settings: SearchSettings, number: int) -> Tensor:
+    """The encoder's latents of a batch of this number."""
+    return vae.encode(images, Draws.at(settings.seed, number, device=images.device))[0]
+
+
+@torch.no_grad()
+def _example(vae: SlotVAE, settings: SearchSettings, number: int, z: Tensor) -> NDArray[np.uint8]:
+    """[3, H, W, 3]: image ``number``, what is drawn of the encoder's guess, and of ``z``."""
+    batch, place = divmod(number, settings.batch)
+    with ShardStream(list(settings.shards), batch_size=settings.batch, epochs=1, shuffle=False) as stream:
+        stream.seek(batch * settings.batch)
+        given = next(iter(stream))
+        images = given.images[given.valid].to(z.device)
+    latents = torch.stack([_guess(vae, images, settings, batch)[place], z])
+    drawn = as_bytes(vae.decode(latents)).view(2, *images.shape[1:])
+    return torch.cat([images[place, None], drawn]).cpu().numpy()
 
 
 def _claim(settings: SearchSettings, out: Path) -> None:
@@ -161,20 +201,21 @@ def _write_part(found: Found, keys: Sequence[str], out: Path, number: int) -> No
     temporary.replace(path)
 
 
-def _joined(out: Path) -> Path:
-    """All parts as one file, and the parts removed."""
+def _read_parts(out: Path) -> tuple[dict[str, Tensor], list[str]]:
+    """What was found for all images, and their keys."""
     parts = _whole_parts(out)
     loaded = [load_file(path) for path in parts]
     keys = [key for path in parts for key in json.loads(path.with_suffix(".json").read_text())]
+    return {name: torch.cat([part[name] for part in loaded]) for name in loaded[0]}, keys
+
+
+def _joined(out: Path, found: dict[str, Tensor], keys: list[str]) -> Path:
+    """All parts as one file, and the parts removed."""
     (out / KEYS).write_text(json.dumps(keys))
     temporary = out / f".{LATENTS}"
-    save_tensors({name: torch.cat([part[name] for part in loaded]) for name in loaded[0]}, temporary)
+    save_tensors(found, temporary)
     temporary.replace(out / LATENTS)
-    for path in parts:
+    for path in _whole_parts(out):
         path.unlink()
         path.with_suffix(".json").unlink()
     return out / LATENTS
-
-
-def _bar() -> Progress:
-    return Progress(TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())

@@ -513,7 +513,7 @@ def check_problem(
     if not shaped or not init.dtype.is_floating_point:
         raise ValueError(
             f"{where}: init is {init.dtype} {list(init.shape)} and there are {len(images)} images; expected floating "
-            f"[I, K, D] or [I, R, K, D] with I = {len(images)}"
+            f"[I, K, D] or [I, R, K, D] with I = {len(images)}; flat latents are init.unflatten(1, (slots, -1))"
         )
     if init.device != images.device:
         raise ValueError(f"{where}: init is on {init.device} but images are on {images.device}; move one of them")

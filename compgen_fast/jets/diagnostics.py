@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from compgen_fast.jets.jet import Jet
-from compgen_fast.jets.penalty import Decoder, uncompiled
+from compgen_fast.jets.penalty import Decoder, check_slots, uncompiled
 
 
 @torch.compiler.disable
@@ -23,6 +23,7 @@ def slot_hessian_norms(
             estimates the squared norms without bias from that many random directions, by K²/2 jets each.
         generator: source of the directions, on z's device.
     """
+    check_slots("slot_hessian_norms", z)
     decoder = uncompiled(decoder)
     slots, width = z.shape[1], z[0, 0].numel()
     squares = z.new_zeros(slots, slots)

@@ -94,13 +94,23 @@ def interaction_penalty(
     return (penalty, output) if return_output else penalty
 
 
+def check_slots(where: str, z: Tensor) -> None:
+    """A flat z [B, K · D] would be read as slots of one number each, and the penalty would be another."""
+    if z.dim() < 3:
+        raise ValueError(
+            f"{where}: z is {list(z.shape)}; expected [batch, slots, numbers of a slot], such as "
+            "z.unflatten(1, (slots, -1)), or z.unsqueeze(-1) if each slot is one number"
+        )
+
+
 def _check(z: Tensor, slots_dim: int, method: str, probes: int, chunk: int | None) -> None:
     if method not in get_args(Method):
         raise ValueError(f"interaction_penalty: method is {method!r}; expected one of {', '.join(get_args(Method))}")
-    if z.dim() < 2 or not 0 < slots_dim < z.dim():
+    check_slots("interaction_penalty", z)
+    if not 0 < slots_dim < z.dim():
         raise ValueError(
-            f"interaction_penalty: z has shape {list(z.shape)} and slots_dim={slots_dim}; expected [B, K, …] slots, "
-            "batch first, and a slots_dim from 1 to z.dim() − 1"
+            f"interaction_penalty: z has shape {list(z.shape)} and slots_dim={slots_dim}; expected a slots_dim from 1 "
+            "to z.dim() − 1"
         )
     if probes < 1 or (probes > 1 and method in ("contrast", "attention")):
         expected = "1, since nothing is drawn" if method in ("contrast", "attention") else "at least 1"

@@ -9,6 +9,7 @@ from typing import Literal, get_args
 
 from torch import Tensor, nn
 
+from compgen_fast.jets.penalty import check_slots
 from compgen_fast.models.positions import fourier_features
 
 Kind = Literal["cnn", "mlp"]
@@ -72,6 +73,7 @@ class Broadcast(nn.Module):
         self.from_position = nn.Linear(4 * octaves, width, bias=False)
 
     def forward(self, z: Tensor, pixels: Tensor | None = None) -> Tensor:
+        check_slots("broadcast decoder", z)
         positions = self.get_buffer("positions")
         at = self.from_position(positions if pixels is None else positions[pixels])
         placed: Tensor = self.from_slot(z).unsqueeze(2) + at

@@ -84,11 +84,16 @@ class LossConfig:
     """sigma · squared error (summed over an image) + beta · KL (summed) + alpha · interaction penalty."""
 
     sigma: float = 1.0
+    """Weight of the squared error, which is summed over an image."""
     beta: float = 0.05
+    """Weight of the KL divergence to the prior, which is summed over the latents."""
     alpha: float = 0.05
+    """Weight of the interaction penalty."""
     penalty: Penalty = "attention"
+    """Interaction penalty: attention by the decoder's own weights; hessian, pairs, contrast and triple by derivatives
+    of any decoder; none."""
     penalty_pixels: int | None = None
-    """Of the derivative penalties: how many pixels, drawn anew each step; None for all."""
+    """Pixels that a derivative penalty looks at, drawn anew each step; all if not given."""
     probes: int = 1
     """Random directions per image of hessian, pairs and triple."""
     alpha_start: int = 0
@@ -104,8 +109,11 @@ class SlotVAEConfig:
     """A slot VAE for square images."""
 
     image_size: int = 128
+    """Pixels along a side."""
     slots: int = 7
+    """Slots per image, one for each thing that may be in it."""
     slot_dim: int = 32
+    """Numbers of a slot."""
     encoder: EncoderConfig = field(default_factory=EncoderConfig)
     decoder: DecoderConfig = field(default_factory=DecoderConfig)
     loss: LossConfig = field(default_factory=LossConfig)
@@ -118,12 +126,16 @@ class SupervisedConfig:
     """The encoder-only baseline: slots of the same encoder, each read out linearly into the factors of its object."""
 
     image_size: int = 128
+    """Pixels along a side."""
     slots: int = 7
+    """Slots per image, one for each thing that may be in it."""
     slot_dim: int = 32
+    """Numbers of a slot."""
     encoder: EncoderConfig = field(default_factory=EncoderConfig)
     factors: tuple[str, ...] = ()
-    """Which factors to predict, in slot order; empty for all the data set has."""
+    """Factors to predict, in slot order; all that the data set has if none are given."""
     checkpoint_activations: bool = False
+    """Recompute the encoder's blocks in the backward pass: less memory, more time."""
 
 
 @dataclass(frozen=True)
@@ -148,6 +160,7 @@ class TokenizerConfig:
     """What tokenizers of square images have in common."""
 
     image_size: int = 32
+    """Pixels along a side of an image."""
     patch: int = 8
     """Pixels of a token along a side: 2, 4, 8, 16 or 32."""
     width: int = 32
@@ -163,6 +176,7 @@ class ConvVAEConfig(TokenizerConfig):
     """A convolutional VAE: squared error (summed over an image) + beta · KL (summed)."""
 
     beta: float = 0.01
+    """Weight of the KL divergence to the prior, which is summed over the latents."""
     beta_warmup: int = 0
     """Steps over which beta grows linearly from 0."""
 
@@ -174,8 +188,9 @@ class VQVAEConfig(TokenizerConfig):
     codes: int = 256
     """K, the size of the codebook."""
     commitment: float = 0.25
+    """Weight of the squared distance between what the encoder says and its nearest code."""
     decay: float = 0.99
-    """How much of the codebook's moving averages a step keeps."""
+    """Share of the codebook's moving averages that a step keeps."""
     revive_after: int = 50
     """Steps without use after which a code is put elsewhere."""
 

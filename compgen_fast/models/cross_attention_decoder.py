@@ -7,7 +7,7 @@ between pixels, so each pixel decodes by itself and any subset can be decoded al
 import torch
 from torch import Tensor, nn
 
-from compgen_fast.jets.penalty import RecordedWeights
+from compgen_fast.jets.penalty import RecordedWeights, check_slots
 from compgen_fast.models.positions import fourier_features
 from compgen_fast.ops import projected_slot_attention
 
@@ -53,6 +53,7 @@ class CrossAttentionDecoder(nn.Module):
 
     def forward(self, z: Tensor, pixels: Tensor | None = None) -> Tensor:
         """Decodes all pixels, or those whose flat indices are given: [B, len(pixels), channels]."""
+        check_slots("cross-attention decoder", z)
         positions = self.get_buffer("positions")
         x = self.embed_pixels(positions if pixels is None else positions[pixels]).unsqueeze(0)
         slots = self.embed_slots(z)

@@ -14,9 +14,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
-from rich import box
 from rich.console import Console
-from rich.table import Table
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensorMode
 from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
@@ -25,6 +23,7 @@ from compgen_fast.draws import Draws
 from compgen_fast.generate.generator import Generator
 from compgen_fast.models.build import build
 from compgen_fast.models.config import ModelConfig
+from compgen_fast.tables import Sheet
 from compgen_fast.worlds.source import Factor
 
 Result = TypeVar("Result")
@@ -323,8 +322,8 @@ def show(summary: Summary, console: Console) -> None:
     console.print(stages_table(summary))
 
 
-def parameters_table(summary: Summary) -> Table:
-    table = _table("part", "parameters", "trained", "frozen")
+def parameters_table(summary: Summary) -> Sheet:
+    table = Sheet("part", "parameters", "trained", "frozen")
     whole = Part("all", summary.parameters, summary.trainable)
     for part in (*summary.parts, whole):
         counts = (part.parameters, part.trainable, part.parameters - part.trainable)
@@ -332,8 +331,8 @@ def parameters_table(summary: Summary) -> Table:
     return table
 
 
-def flops_table(summary: Summary) -> Table:
-    table = _table("per image", "GFLOP")
+def flops_table(summary: Summary) -> Sheet:
+    table = Sheet("per image", "GFLOP")
     rows = {
         "encoder forward": summary.encoder_flops,
         "decoder forward": summary.decoder_flops,
@@ -345,15 +344,8 @@ def flops_table(summary: Summary) -> Table:
     return table
 
 
-def stages_table(summary: Summary) -> Table:
-    table = _table("stage", "shape")
+def stages_table(summary: Summary) -> Sheet:
+    table = Sheet("stage", "shape")
     for stage in summary.stages:
         table.add_row(stage.name, " × ".join(map(str, stage.shape)))
-    return table
-
-
-def _table(first: str, *others: str) -> Table:
-    table = Table(first, box=box.SIMPLE_HEAD, pad_edge=False)
-    for name in others:
-        table.add_column(name, justify="right")
     return table

@@ -10,10 +10,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rich import box
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-from rich.table import Table
+
+from compgen_fast.tables import Sheet
 
 if TYPE_CHECKING:
     from compgen_fast.prove.budgets import Breach
@@ -60,7 +59,7 @@ def run(*, kernel: str | None, arch: str | None, json_path: str | None, record: 
     console = Console(stderr=json_path == "-")
     if not console.is_terminal:
         console.width = max(console.width, WIDTH)
-    found = _climbed(ladder.climb, architectures, ops, console)
+    found = ladder.climb(architectures, ops, Console(stderr=True))
     broken = budgets.breaches(found.rows, budgets.read(budgets.PATH))
     if record:
         broken = [breach for breach in broken if not breach.recordable]
@@ -91,14 +90,6 @@ def run(*, kernel: str | None, arch: str | None, json_path: str | None, record: 
     for each in wrong:
         console.print(f"[red]{each.case.name} on {each.architecture}: {each.why}[/]", soft_wrap=True, highlight=False)
     return 1 if broken or found.failures or excessive or wrong else 0
-
-
-def _climbed(climb: Any, architectures: tuple[str, ...], ops: tuple[str, ...], console: Console) -> Ladder:
-    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
-    with Progress(*columns, console=console, transient=True) as progress:
-        task = progress.add_task("compile and emulate", total=None)
-        found: Ladder = climb(architectures, ops, lambda done, of: progress.update(task, completed=done, total=of))
-    return found
 
 
 def _record(found: Ladder, over: set[tuple[str, str]], everything: bool, console: Console) -> None:
@@ -133,13 +124,10 @@ def show(found: Ladder, steps: dict[Any, dict[str, Step]], broken: list[Breach],
         console.print(line, highlight=False)
 
 
-def kernel_table(op: str, rows: list[Row], over: set[tuple[str, str]]) -> Table:
+def kernel_table(op: str, rows: list[Row], over: set[tuple[str, str]]) -> Sheet:
     """One line per compiled kernel and architecture; beside the lines of a kernel stands what it is."""
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0), title=op, title_justify="left")
-    table.add_column("kernel", overflow="fold")
-    table.add_column("chip", no_wrap=True)
-    for name in ("regs", "spill", "shared", "mma", "load", "store", "occupancy", "code", "sec"):
-        table.add_column(name, justify="right", no_wrap=True)
+    numbers = ("regs", "spill", "shared", "mma", "load", "store", "occupancy", "code", "sec")
+    table = Sheet("kernel", "chip", *numbers, words=("kernel", "chip"), folds=("kernel",), title=op)
     by_name: dict[str, list[Row]] = {}
     for row in sorted(rows, key=lambda row: not row.real):
         by_name.setdefault(row.name, []).append(row)
@@ -191,15 +179,13 @@ def widths_label(instructions: dict[int, int]) -> str:
     return f"{widest} b" if share > 0.995 else f"{widest} b {share:.0%}"
 
 
-def roofline_table(found: Ladder) -> Table:
+def roofline_table(found: Ladder) -> Sheet:
     """What is moved at real shapes, and how long that takes at least."""
     from compgen_fast.prove.roofline import PEAKS
 
     title = "modelled from the traced sm_80 code: nothing here was measured on a GPU"
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0), title=title, title_justify="left")
-    table.add_column("case", overflow="fold")
-    for name in ("needs", "moves", "asks for", *(peak.name.split()[0] for peak in PEAKS)):
-        table.add_column(name, justify="right", no_wrap=True)
+    names = (peak.name.split()[0] for peak in PEAKS)
+    table = Sheet("case", "needs", "moves", "asks for", *names, folds=("case",), title=title)
     for case, work in found.works:
         table.add_row(case.name, *roofline_cells(work))
     return table
@@ -218,13 +204,9 @@ def roofline_cells(work: Work) -> tuple[str, ...]:
     )
 
 
-def summary_table(steps: dict[Any, dict[str, Step]]) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, title="highest rung", title_justify="left")
-    for name in ("op", "direction", "dtype"):
-        table.add_column(name)
-    architectures = list(next(iter(steps.values()), {}))
-    for name in architectures:
-        table.add_column(name, justify="right")
+def summary_table(steps: dict[Any, dict[str, Step]]) -> Sheet:
+    words = ("op", "direction", "dtype")
+    table = Sheet(*words, *next(iter(steps.values()), {}), words=words, title="highest rung")
     for (op, direction, rungs), dtypes in alike(steps).items():
         table.add_row(op, direction, " ".join(dtypes), *(str(rung) for rung in rungs))
     return table

@@ -28,7 +28,9 @@ from typing import Any, Literal, NamedTuple
 
 import torch
 import triton
+from rich.console import Console
 
+from compgen_fast.progress import following
 from compgen_fast.prove.ahead_of_time import TARGETS, Figures, cost, identity
 from compgen_fast.prove.catalogue import (
     FP16,
@@ -146,12 +148,13 @@ class Job(NamedTuple):
     name: str  # of a compilation or of a case
 
 
-Progress = Callable[[int, int], None]
 _named = {case.name: case for case in (*RAGGED, *REAL)}
 
 
-def climb(architectures: Sequence[str], ops: Sequence[str], progress: Progress = lambda done, of: None) -> Ladder:
-    """Compile, emulate and trace all that the catalogue has of these ops, or remember what it came to."""
+def climb(architectures: Sequence[str], ops: Sequence[str], console: Console | None = None) -> Ladder:
+    """Compile, emulate and trace all that the catalogue has of these ops, or remember what it came to. The console, if
+    given, is told how far it is.
+    """
     jobs = [
         *(Job("trace", TRACED, case.name) for case in _of(REAL, ops) if TRACED in architectures and case.dtype != FP16),
         *(Job("emulate", name, case.name) for name in architectures if name in EMULATED for case in _of(RAGGED, ops)),
@@ -164,10 +167,12 @@ def climb(architectures: Sequence[str], ops: Sequence[str], progress: Progress =
     ]
     known = {job: found for job in jobs if (found := _remembered(job)) is not None}
     missing = [job for job in jobs if job not in known]
-    progress(len(known), len(jobs))
-    for job, result in in_processes(missing):
-        known[job] = result
-        progress(len(known), len(jobs))
+    with following(
+        "compile and emulate", len(jobs), "cases", done=len(known), show=console is not None, console=console
+    ) as advance:
+        for job, result in in_processes(missing):
+            known[job] = result
+            advance()
     return _assembled([(job, known[job]) for job in jobs])
 
 

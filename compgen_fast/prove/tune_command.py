@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-from rich.table import Table
 
+from compgen_fast.progress import following
 from compgen_fast.prove.command import chosen, refuse_without_compiler
+from compgen_fast.tables import Sheet
 
 if TYPE_CHECKING:
     from compgen_fast.prove.tuning import Choice
@@ -36,24 +36,22 @@ def run(kernel: str | None, arch: str | None, device: str) -> int:
     rows = tuple(row for row in rows if row.kernel.split()[0] in wanted)
     write([], by)  # rows that were edited by hand are where it starts from
     found: list[tuple[str, Choice]] = []
-    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
-    with Progress(*columns, console=console) as progress:
-        task = progress.add_task("rows", total=len(rows) * len(architectures))
+    with following("choose", len(rows) * len(architectures), "configurations") as advance:
         for each in choices(rows, architectures, device):
             found.append(each)
             write([each], by)
-            progress.advance(task)
+            advance()
     console.print(_table(found, by))
     console.print(f"written to {CONFIGS}; next: cgf prove --record", soft_wrap=True)
     return 0
 
 
-def _table(found: list[tuple[str, Choice]], by: str) -> Table:
+def _table(found: list[tuple[str, Choice]], by: str) -> Sheet:
     changed = [(architecture, choice) for architecture, choice in found if choice.new != choice.old]
     title = f"{len(changed)} of {len(found)} configurations changed, {by}; times are multiples of what the bytes need"
-    table = Table(title=title, title_justify="left")
-    for column in ("chip", "kernel", "bits", "slots", "width", "before", "now", "time before", "time now"):
-        table.add_column(column)
+    words = ("chip", "kernel", "before", "now")
+    head = ("chip", "kernel", "bits", "slots", "width", "before", "now", "time before", "time now")
+    table = Sheet(*head, words=words, title=title)
     for architecture, choice in changed:
         row = choice.row
         numbers = (str(each) for each in (row.bits, row.S, row.D, choice.old, choice.new))

@@ -11,12 +11,11 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from rich import box
 from rich.console import Group
-from rich.table import Table
 from rich.text import Text
 
 from compgen_fast.report.page import NO, NOTHING, PAGE, YES, Grid, document
+from compgen_fast.tables import Sheet
 
 RESULTS, PICTURES = "results.json", "pictures.npz"
 Results = Mapping[str, Any]
@@ -76,14 +75,8 @@ def in_terminal(grids: Iterable[Grid]) -> Group:
     return Group(*(_rich(grid) for grid in grids if grid.rows))
 
 
-def _rich(grid: Grid) -> Table:
-    shown = Table(
-        title=grid.title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False,
-        collapse_padding=True,
-    )  # fmt: skip
-    for column in grid.head:
-        words = column in grid.words
-        shown.add_column(column, justify="left" if words else "right", no_wrap=not words)
+def _rich(grid: Grid) -> Sheet:
+    shown = Sheet(*grid.head, words=grid.words, title=grid.title)
     styles = {YES: "green", NO: "red"}
     for row in grid.rows:
         shown.add_row(*(Text(cell, styles.get(cell, "")) for cell in row))

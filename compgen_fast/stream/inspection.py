@@ -5,15 +5,14 @@ from pathlib import Path
 
 import imagecodecs
 import numpy as np
-from rich import box
 from rich.console import Console
-from rich.table import Table
 
 from compgen_fast.stream import manifest
 from compgen_fast.stream.manifest import Manifest
 from compgen_fast.stream.packing import PLAN, skipped_in
 from compgen_fast.stream.remote import Local
 from compgen_fast.stream.shards import DataSet, Pixels
+from compgen_fast.tables import Sheet
 
 GRID = (4, 8)
 
@@ -32,9 +31,9 @@ def inspect(out: str | Path, picture: str | Path | None = None, console: Console
     return found
 
 
-def _summary(found: Manifest, skipped: Mapping[str, str] | None) -> Table:
+def _summary(found: Manifest, skipped: Mapping[str, str] | None) -> Sheet:
     schema = found.schema
-    table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
+    table = Sheet("what", "found", words=("what", "found"), folds=("found",), show_header=False)
     rows = {
         "name": found.name + (f", split {found.split}" if found.split else ""),
         "samples": f"{found.samples:,} in {len(found.shards):,} shards, {found.bytes / 1e6:,.1f} MB",
@@ -51,10 +50,8 @@ def _summary(found: Manifest, skipped: Mapping[str, str] | None) -> Table:
     return table
 
 
-def _factors(found: Manifest) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column("factor")
-    table.add_column("values", overflow="fold")
+def _factors(found: Manifest) -> Sheet:
+    table = Sheet("factor", "values", words=("factor", "values"), folds=("factor", "values"))
     for factor in found.schema.factors:
         table.add_row(factor.name, ", ".join(factor.values) if factor.values else f"{factor.low:g} to {factor.high:g}")
     return table

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
+from compgen_fast.progress import following
 from compgen_fast.stream import codecs, index, manifest
 from compgen_fast.stream.faults import BadShard, StreamError
 from compgen_fast.stream.manifest import AS_FOUND, Format, Manifest, Schema, Shard
@@ -30,7 +31,7 @@ class Problem:
         return f"{self.file}{f', key {self.key}' if self.key else ''}: {self.what}"
 
 
-def verify(out: str | Path) -> list[Problem]:
+def verify(out: str | Path, *, progress: bool = False) -> list[Problem]:
     """Everything wrong with the folder, shard by shard; an empty list if it is as it was packed."""
     folder = Path(out)
     try:
@@ -39,7 +40,7 @@ def verify(out: str | Path) -> list[Problem]:
         return [Problem(manifest.FILE, "", str(error))]
     ours = found.schema.format != AS_FOUND
     around = [*_strangers(folder, found), *_repeated_keys(folder, found)] if ours else []
-    return [*around, *_all_shards(folder, found)]
+    return [*around, *_all_shards(folder, found, progress)]
 
 
 def _strangers(folder: Path, found: Manifest) -> Iterator[Problem]:
@@ -62,9 +63,11 @@ def _repeated_keys(folder: Path, found: Manifest) -> Iterator[Problem]:
                 yield Problem(shard.name, key.decode(), f"the key is also in {home[key]}")
 
 
-def _all_shards(folder: Path, found: Manifest) -> Iterator[Problem]:
-    for shard in found.shards:
-        yield from _shard(folder, shard, found.schema)
+def _all_shards(folder: Path, found: Manifest, progress: bool) -> Iterator[Problem]:
+    with following(f"verify {found.name}", len(found.shards), "shards", show=progress) as advance:
+        for shard in found.shards:
+            yield from _shard(folder, shard, found.schema)
+            advance()
 
 
 def _shard(folder: Path, shard: Shard, schema: Schema) -> Iterator[Problem]:

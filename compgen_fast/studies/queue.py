@@ -23,8 +23,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from compgen_fast.progress import following
 from compgen_fast.train.memory import keep_freed_memory
 
 
@@ -53,18 +53,16 @@ def run(
     waiting = [job for job in jobs if not done(job, out)]
     if not waiting:
         return
-    with _terminable(), Progress(
-        TextColumn("{task.description:24}"), BarColumn(bar_width=32), MofNCompleteColumn(), TimeElapsedColumn(),
-        console=console,
-    ) as progress:  # fmt: skip
-        task = progress.add_task("training", total=len(jobs), completed=len(jobs) - len(waiting))
+    done_before = len(jobs) - len(waiting)
+    with _terminable(), following("study", len(jobs), "jobs", done=done_before, console=console) as advance:
+        advance(0, "training")
         most = 1 if a_process_each else None
         with ProcessPoolExecutor(workers, get_context("spawn"), initializer=_alone, max_tasks_per_child=most) as pool:
             running = {pool.submit(_run, job, work, out): job for job in waiting}
             try:
                 for future in as_completed(running):
                     future.result()
-                    progress.update(task, advance=1, description=running[future].name)
+                    advance(1, f"{running[future].name} is done")
             except BaseException:
                 pool.shutdown(wait=False, cancel_futures=True)
                 for worker in active_children():  # or an interrupted study would wait for its jobs, minutes each

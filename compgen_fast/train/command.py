@@ -13,6 +13,7 @@ from typing import Annotated, Any, Union
 import tyro
 
 from compgen_fast.commands.common import refuse_unknown
+from compgen_fast.commands.options import REGISTRY
 from compgen_fast.recipes import RECIPES
 from compgen_fast.train.config import TrainConfig
 
@@ -25,7 +26,7 @@ class Train:
 
     config: Settings = field(default_factory=TrainConfig)
     resume: bool = False
-    """Go on from the newest checkpoint in --out; start if there is none."""
+    """Go on from the newest checkpoint in --out, or start if there is none."""
     nproc: int = 1
     """Processes on this machine: one per GPU, or several on a CPU."""
     hostfile: Path | None = None
@@ -64,7 +65,7 @@ class ScalePlan:
 
     config: Settings = field(default_factory=TrainConfig)
     gpus: str = "8..1024"
-    """How many: a range by doubling (8..1024) or a list (8,16,64)."""
+    """Numbers of GPUs: a range by doubling (8..1024) or a list (8,16,64)."""
 
     def run(self, arguments: list[str]) -> int:
         from compgen_fast.train import scaling
@@ -108,10 +109,15 @@ def parse(name: str, arguments: list[str]) -> Any:
     recipe = arguments[0] if arguments and arguments[0] in RECIPES else None
     if recipe is None:
         prog, told = f"cgf {name}", command.__doc__
-        return tyro.cli(_any_recipe(command), prog=prog, description=told, args=arguments, config=config)
+        return tyro.cli(
+            _any_recipe(command), prog=prog, description=told, args=arguments, config=config, registry=REGISTRY
+        )
     make = RECIPES[recipe]
     default, prog = command(config=make()), f"cgf {name} {recipe}"
-    return tyro.cli(command, default=default, prog=prog, description=make.__doc__, args=arguments[1:], config=config)
+    return tyro.cli(
+        command, default=default, prog=prog, description=make.__doc__, args=arguments[1:], config=config,
+        registry=REGISTRY,
+    )  # fmt: skip
 
 
 def _any_recipe(command: type[Any]) -> Any:

@@ -25,10 +25,11 @@ class DataConfig:
     """Shards of images like these that are not trained on. They choose the best checkpoint; without them, and without
     a world, the training loss does."""
     world: str = "scenes"
+    """Name of the world that is packed where no shards are given."""
     split: str | None = None
-    """Of the world; its first if not given."""
+    """Split of the world; its first if not given."""
     seen_pairs: int | None = None
-    """How many partners each value is seen with."""
+    """How many partners each value is seen with; as the split has it if not given."""
     options: tuple[str, ...] = ()
     """What else the world takes, as name=value: variation=0.1 objects=2."""
     size: int = 20_000
@@ -36,8 +37,9 @@ class DataConfig:
     validation_size: int = 512
     """Validation images of the world."""
     seed: int = 0
-    """Of the world's samples."""
+    """Seed of the world's samples."""
     cache: Path = Path("data")
+    """Folder in which the world is packed."""
     tokenizer: Path | None = None
     """Exported weights of the tokenizer whose tokens a generator learns. They are made once, beside the images."""
     workers: int = 1
@@ -51,12 +53,15 @@ class OptimiserConfig:
     """AdamW, a schedule with warm-up, clipping, averaged weights."""
 
     lr: float = 5e-4
+    """Largest step size, reached after the warm-up."""
     warmup: int = 1000
     """Steps over which the rate grows linearly."""
     decay: Literal["constant", "cosine"] = "cosine"
     """What the rate does after the warm-up: stay, or fall to a tenth by the last step along a cosine."""
     betas: tuple[float, float] = (0.9, 0.999)
+    """Memory of the gradient's average, and of its square's."""
     weight_decay: float = 0.0
+    """Share by which a step of rate 1 would shrink the weights."""
     clip: float = 1.0
     """Largest norm of the gradient; 0 for none."""
     ema: float = 0.999
@@ -77,8 +82,8 @@ class GuardConfig:
     """Seconds without a sign of life from a rank before the job ends."""
     spike: float = 10.0
     """Warn of a loss this many spreads above its recent median; 0 never warns."""
-    audit: bool = True
-    """On several ranks, compare the first step with that of a single process before training."""
+    skip_audit: bool = False
+    """Begin on several ranks without comparing the first step with that of a single process."""
 
 
 @dataclass(frozen=True)
@@ -91,22 +96,25 @@ class TrainConfig:
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     guard: GuardConfig = field(default_factory=GuardConfig)
     steps: int = 10_000
+    """Optimiser steps of the whole run."""
     batch_size: int = 64
     """Images per optimiser step, over all ranks and micro-batches together."""
+    out: Path = Path("runs/run")
+    """The run's folder: settings, metrics, checkpoints, weights and a page."""
+    device: Literal["cpu", "cuda"] = "cpu"
+    """Where to train; cuda is one GPU for each process."""
+    seed: int = 0
+    """Seed of the weights, the order of samples and the noise."""
     accumulation: int = 1
     """Micro-batches per optimiser step."""
     precision: Literal["fp32", "bf16"] = "fp32"
     """bf16: the forward runs under autocast; weights, derivative penalties and sums stay fp32."""
     zero_stage: int = 0
     """What DeepSpeed spreads over ranks: 0 nothing, 1 the optimiser's state, 2 also gradients."""
-    device: Literal["cpu", "cuda"] = "cpu"
-    seed: int = 0
-    """Of the weights, the order of samples and the noise."""
     log_every: int = 10
     """Steps between lines in metrics.jsonl."""
     start: Path | None = None
     """Exported weights to begin with, of the same model; replay begins with those of a slot VAE."""
-    out: Path = Path("runs/run")
 
 
 def micro_batch(config: TrainConfig, ranks: int) -> int:

@@ -255,7 +255,7 @@ class Trainer:
 
     def _audit(self) -> None:
         """On several ranks, before the first step: do they together compute what one process would?"""
-        if self.step > 0 or self.ranks.size == 1 or not self.config.guard.audit:
+        if self.step > 0 or self.ranks.size == 1 or self.config.guard.skip_audit:
             return
         start = self.stream.state_dict()
         batch = self._next()

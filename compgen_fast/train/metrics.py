@@ -22,12 +22,13 @@ from types import ModuleType, TracebackType
 from typing import Any, Self
 
 import torch
-from rich import box
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
-from rich.table import Table
+from rich.table import Column
 from torch import Tensor
 
+from compgen_fast.progress import SECONDS_BETWEEN_LINES
+from compgen_fast.tables import Sheet
 from compgen_fast.train.peak import memory_in_use
 from compgen_fast.train.ranks import Ranks
 
@@ -36,7 +37,7 @@ FIELDS = (
     "step", "time", "samples", "epoch", "samples_per_second", "data_wait", "utilisation", "memory", "lr", "grad_norm",
 )  # fmt: skip
 NOT_FINITE = ("NaN", "Infinity", "-Infinity")
-SECONDS_BETWEEN_LINES = 10.0
+SHORTEST_BAR = 4
 Row = dict[str, Any]
 
 
@@ -148,10 +149,10 @@ class Metrics:
         due = step == self.first_step or (step + 1) % self.every == 0 or step == self.steps - 1
         return self._tell() if due else None
 
-    def summary(self) -> Table:
+    def summary(self) -> Sheet:
         """The run in one table, for its end."""
         first, last, spent = self._first or {}, self._last or {}, self._spent
-        table = Table("", "", box=box.SIMPLE, show_header=False, pad_edge=False)
+        table = Sheet("what", "found", words=("what", "found"), show_header=False)
         table.add_row("first loss", _number(first.get("loss"), ".4g"))
         table.add_row("last loss", _number(last.get("loss"), ".4g"))
         table.add_row("images/s", _number(self._rate(spent) if spent.steps else None, ",.1f"))
@@ -360,14 +361,16 @@ class _Board(_Teller):
 
 
 class _Bar(_Teller):
-    """A progress bar on a terminal."""
+    """A progress bar on a terminal: numbers are whole, and the bar takes what they leave."""
 
     def __init__(self, console: Console, first_step: int, steps: int) -> None:
+        self._console, self._beside = console, len(f"step {steps}/{steps}") + SHORTEST_BAR + 2
         self._progress = Progress(
-            TextColumn("step {task.completed}/{task.total}"),
-            BarColumn(bar_width=20),
-            TextColumn("{task.fields[told]}", markup=False),
+            TextColumn("step {task.completed}/{task.total}", table_column=Column(no_wrap=True)),
+            BarColumn(bar_width=None, table_column=Column(ratio=1)),
+            TextColumn("{task.fields[told]}", markup=False, table_column=Column(no_wrap=True)),
             console=console,
+            expand=True,
         )
         self._task = self._progress.add_task("", total=steps, completed=first_step, told="")
 
@@ -382,7 +385,7 @@ class _Bar(_Teller):
         self._progress.update(self._task, completed=step + 1)
 
     def tell(self, row: Row, left: float) -> None:
-        self._progress.update(self._task, told=_sentence(row, left))
+        self._progress.update(self._task, told=_sentence(row, left, self._console.width - self._beside))
 
 
 class _PlainLines(_Teller):
@@ -400,12 +403,16 @@ class _PlainLines(_Teller):
         self._console.print(line, soft_wrap=True, highlight=False, markup=False)
 
 
-def _sentence(row: Row, left: float) -> str:
-    told = [f"loss {row['loss']:.4g}", f"{row['samples_per_second']:,.1f} images/s"]
+def _sentence(row: Row, left: float, room: float = math.inf) -> str:
+    """Where there is too little room, what says least is left out."""
+    told = {"loss": f"loss {row['loss']:.4g}", "rate": f"{row['samples_per_second']:,.1f} images/s"}
     if "utilisation" in row:
-        told.append(f"{row['utilisation']:.1%} of peak")
-    told += [f"{row['data_wait']:.0%} waiting for data", f"{timedelta(seconds=round(left))} left"]
-    return " · ".join(told)
+        told["peak"] = f"{row['utilisation']:.1%} of peak"
+    told |= {"wait": f"{row['data_wait']:.0%} waiting for data", "left": f"{timedelta(seconds=round(left))} left"}
+    for least in ("wait", "peak"):
+        if len(" · ".join(told.values())) > room:
+            told.pop(least, None)
+    return " · ".join(told.values())
 
 
 def _number(value: float | None, form: str, unit: str = "") -> str:

@@ -22,13 +22,12 @@ from pathlib import Path
 from typing import Any, Literal, Protocol
 
 import torch
-from rich import box
 from rich.console import Group
-from rich.table import Table
 from torch import nn
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from compgen_fast.jets.jet import Jet
+from compgen_fast.tables import Sheet
 from compgen_fast.train.ranks import Ranks
 
 # kineto announces each start and stop on stderr; it reads this at its first use.
@@ -255,10 +254,8 @@ def _operators(averages: Iterable[Any], total: float, steps: int, on_gpu: bool) 
     return sorted(rows, key=lambda row: -row.milliseconds)[:TOP]
 
 
-def _table(title: str, rows: Sequence[Row]) -> Table:
-    table = Table(title, box=box.SIMPLE_HEAD, pad_edge=False)
-    for name in ("ms per step", "share", *(["calls"] if title == "operator" else [])):
-        table.add_column(name, justify="right")
+def _table(title: str, rows: Sequence[Row]) -> Sheet:
+    table = Sheet(title, "ms per step", "share", *(["calls"] if title == "operator" else []), folds=(title,))
     for row in rows:
         calls = [] if row.calls is None else [f"{row.calls:,.0f}"]
         table.add_row(row.name, f"{row.milliseconds:.2f}", f"{row.share:.1%}", *calls)

@@ -25,10 +25,10 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 import torch.distributed as dist
-from rich import box
 from rich.console import Console, Group
-from rich.table import Table
 from rich.text import Text
+
+from compgen_fast.tables import Sheet
 
 if TYPE_CHECKING:  # models take seconds to import, and the processes of a calibration do not need them
     from compgen_fast.train.config import TrainConfig
@@ -338,19 +338,17 @@ def _overlap_sentence(inputs: ScaleInputs) -> str:
     return f"Stages 1 and 2 send gradients in {buckets} messages, all but the last during the backward pass."
 
 
-def _table(inputs: ScaleInputs, cluster: Cluster, rows: Sequence[ScaleRow]) -> Table:
+def _table(inputs: ScaleInputs, cluster: Cluster, rows: Sequence[ScaleRow]) -> Sheet:
     title = (
         f"\n{cluster.name}, modelled: {1e3 * rows[0].compute_seconds:.2f} ms of compute at {inputs.utilisation:.0%} of "
         f"{_peak(inputs, cluster) / 1e12:,.0f} TFLOP/s {inputs.precision};\n"
         f"messages at {cluster.achieved:.0%} of {cluster.inside.bandwidth / 1e9:,.0f} GB/s in a node and "
         f"{cluster.between.bandwidth / 1e9:.3g} GB/s per GPU out of it"
     )
-    table = Table(title=title, title_justify="left", title_style="", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    for column in (
-        "GPUs", "ZeRO", "messages\nms", "hidden\nms", "step\nms", "effi-\nciency", "images/s", "sent in\nnode MB",
-        "sent out\nMB", "storage\nGB/s",
-    ):  # fmt: skip
-        table.add_column(column, justify="right", no_wrap=True)
+    table = Sheet(
+        "GPUs", "ZeRO", "messages ms", "hidden ms", "step ms", "efficiency", "images/s", "sent in node MB",
+        "sent out MB", "storage GB/s", words=(), keys=2, title=title,
+    )  # fmt: skip
     for gpus, same in groupby(rows, lambda row: row.gpus):
         # Without micro-batches stages 1 and 2 send the same, and share a line.
         for cells, stages in groupby(same, _cells):

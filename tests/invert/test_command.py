@@ -1,6 +1,8 @@
 """`cgf search` and `cgf replay`: from exported weights and shards to files."""
 
+import html
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +14,8 @@ from compgen_fast.cli import main
 from compgen_fast.invert import command
 from compgen_fast.models.build import build
 from compgen_fast.models.config import DecoderConfig, EncoderConfig, SlotVAEConfig, SupervisedConfig
+from compgen_fast.report.page import PAGE
+from compgen_fast.report.search import Errors
 from compgen_fast.stream import ShardStream, pack
 from compgen_fast.train.export import export
 from compgen_fast.worlds import open_split
@@ -79,6 +83,35 @@ def test_a_search_that_was_cut_off_goes_on_and_ends_the_same(weights, shards, tm
     again = searched(weights, shards, tmp_path / "cut", "--swapped", "1", "--seed", "3")
     assert all(torch.equal(whole[name], again[name]) for name in whole)
     assert not list((tmp_path / "cut").glob("part-*"))
+
+
+def test_a_search_tells_how_it_went_and_leaves_a_page_of_errors_and_examples(weights, shards, tmp_path, capsys):
+    found = searched(weights, shards, tmp_path / "out")
+    told = capsys.readouterr().out.splitlines()
+    before, after = (float(found[name].mean()) for name in ("start_error", "error"))
+    assert f"20 images: mean squared error per colour {before:.2e} → {after:.2e}" in told[0]
+    assert re.search(rf"[\d.]+ images/s; {(found['steps'] == 0).sum()} gave up", told[0])
+    assert told[1:] == [f"latents: {tmp_path / 'out' / command.LATENTS}", f"page: {tmp_path / 'out' / PAGE}"]
+    page = (tmp_path / "out" / PAGE).read_text()
+    assert told[0] in html.unescape(page) and "errors before and after" in page
+    titles = ("Least error", "Typical", "Most error")
+    assert all(f"<h2>{title}</h2>" in page for title in titles) and page.count("data:image/png") == len(titles)
+
+
+def test_an_example_shows_the_image_the_guess_and_what_was_found(weights, shards, tmp_path):
+    found = searched(weights, shards, tmp_path / "out")
+    settings = command.SearchSettings(**json.loads((tmp_path / "out" / command.SETTINGS).read_text()))
+    for number in (0, 13, IMAGES - 1):
+        image, guess, reached = command._example(command.load_vae(weights), settings, number, found["z"][number]) / 255
+        assert ((guess - image) ** 2).mean() == pytest.approx(float(found["start_error"][number]), abs=1e-3)
+        assert ((reached - image) ** 2).mean() == pytest.approx(float(found["error"][number]), abs=1e-3)
+
+
+@pytest.mark.parametrize("images", [1, 2, 5, 40])
+def test_no_image_is_an_example_twice(images):
+    errors = Errors(torch.ones(images), torch.rand(images), torch.ones(images), 1.0)
+    shown = [number for numbers in errors.examples().values() for number in numbers]
+    assert len(set(shown)) == len(shown) > 0 and int(errors.found.argmin()) == shown[0]
 
 
 def test_training_images_keep_latents_where_they_belong(weights, shards, tmp_path):

@@ -454,13 +454,14 @@ def test_fp32_jets_are_exact_to_six_digits() -> None:
     [
         ({"method": "hesian"}, "method is 'hesian'; expected one of hessian, pairs"),
         ({"slots_dim": 0}, "slots_dim=0; expected"),
+        ({"z": torch.randn(8, 24)}, r"z is \[8, 24\]; expected \[batch, slots, .*z.unflatten\(1, \(slots, -1\)\)"),
         ({"probes": 0}, "expects at least 1"),
         ({"probes": 2, "method": "contrast"}, "expects 1, since nothing is drawn"),
     ],
 )
 def test_bad_arguments_are_refused_with_a_sentence(arguments: dict[str, object], sentence: str) -> None:
     with pytest.raises(ValueError, match=sentence):
-        interaction_penalty(Bent().double(), slots(), **arguments)
+        interaction_penalty(Bent().double(), **{"z": slots(), **arguments})
 
 
 def test_a_decoder_of_several_outputs_is_told_what_to_do() -> None:

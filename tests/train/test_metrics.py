@@ -311,6 +311,22 @@ def test_a_terminal_gets_a_bar(tmp_path: Path) -> None:
     assert "step 7/20 ━" in text and "loss 5.5" in text and "of peak" in text and "left" in text
 
 
+@pytest.mark.parametrize(("width", "kept"), [(80, False), (160, True)])
+def test_a_narrow_terminal_gets_steps_loss_rate_and_time_on_one_line(tmp_path: Path, width: int, kept: bool) -> None:
+    screen = Console(file=io.StringIO(), force_terminal=True, width=width)
+    row = {"loss": 1.234e-5, "samples_per_second": 12345.67, "utilisation": 0.123, "data_wait": 0.01, "step": 99}
+    with metrics._Bar(screen, 0, 100_000) as bar:
+        bar.advance(99_998)
+        bar.tell(row, 36_061.0)
+    assert isinstance(screen.file, io.StringIO)
+    lines = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", screen.file.getvalue()).replace("\r", "\n").splitlines()
+    last = [line for line in lines if line.strip()][-1]
+    for part in ("step 99999/100000", "loss 1.234e-05", "12,345.7 images/s", "10:01:01 left"):
+        assert part in last
+    assert ("of peak" in last) == ("waiting for data" in last) == kept
+    assert len(last) <= width and "…" not in last
+
+
 def test_the_summary_tells_the_run_without_its_warm_up(tmp_path: Path, clock: Clock) -> None:
     with made(tmp_path) as told:
         for step in range(20):

@@ -9,12 +9,13 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
+from compgen_fast.progress import Advance, following
 from compgen_fast.studies.perception.measuring import RESULT
 from compgen_fast.studies.perception.plan import Job
 from compgen_fast.studies.perception.work import JOB, read_job
@@ -48,11 +49,12 @@ def run(jobs: Sequence[Job], out: Path, workers: int, console: Console) -> int:
     gpus: SimpleQueue[int] = SimpleQueue()
     for number in range(workers):
         gpus.put(number)
-    with _progress(console) as progress, ThreadPoolExecutor(workers) as pool:
-        total = progress.add_task("study", total=len(jobs), completed=len(jobs) - len(waiting), told="")
-        done = [pool.submit(_run, job, folder_of(job, out), progress, running, gpus) for job in waiting]
-        for future in done:
-            future.add_done_callback(lambda _: progress.advance(total))
+    with (
+        following("study", len(jobs), "jobs", done=len(jobs) - len(waiting), console=console) as advance,
+        ThreadPoolExecutor(workers) as pool,
+    ):
+        told = _Told(advance)
+        done = [pool.submit(_run, job, folder_of(job, out), told, running, gpus) for job in waiting]
         try:
             wait(done, return_when=FIRST_EXCEPTION)
             for future in done:
@@ -86,30 +88,32 @@ def _pack(config: DataConfig, image_size: int) -> None:
     data.image_shards(config, image_size, Ranks.alone())
 
 
-def _progress(console: Console) -> Progress:
-    return Progress(
-        TextColumn("{task.description:22}"),
-        BarColumn(bar_width=24),
-        TextColumn("{task.fields[told]:>16}", markup=False),
-        TimeElapsedColumn(),
-        console=console,
-    )
+class _Told:
+    """What each of the running jobs is at, as a note beside the number of those that are done."""
+
+    def __init__(self, advance: Advance) -> None:
+        self._advance, self._at = advance, dict[str, str]()
+
+    def at(self, job: Job, phase: str, done: str, total: str) -> None:
+        self._at[job.name] = f"{job.name}: {phase} {int(done):,}/{int(total):,}"
+        self._tell(0)
+
+    def done(self, job: Job) -> None:
+        self._at.pop(job.name, None)
+        self._tell(1)
+
+    def _tell(self, count: int) -> None:
+        self._advance(count, ", ".join(list(self._at.values())))
 
 
-def _run(
-    job: Job, folder: Path, progress: Progress, running: set[subprocess.Popen[str]], gpus: "SimpleQueue[int]"
-) -> None:
-    task, gpu = progress.add_task(job.name, total=None, told="starting"), gpus.get()
+def _run(job: Job, folder: Path, told: _Told, running: set[subprocess.Popen[str]], gpus: "SimpleQueue[int]") -> None:
+    gpu = gpus.get()
     try:
         for module in MODULES:
-            _process(module, job, folder, gpu, lambda *line: _shown(progress, task, *line), running)
+            _process(module, job, folder, gpu, partial(told.at, job), running)
+        told.done(job)
     finally:
         gpus.put(gpu)
-        progress.remove_task(task)
-
-
-def _shown(progress: Progress, task: object, phase: str, done: str, total: str) -> None:
-    progress.update(task, completed=int(done), total=int(total), told=phase)  # type: ignore[arg-type]
 
 
 def _process(

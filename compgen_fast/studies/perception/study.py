@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import torch
 from rich.console import Console
-from rich.table import Table
 
 from compgen_fast.models import summary
 from compgen_fast.models.build import check as check_model
@@ -25,6 +24,7 @@ from compgen_fast.studies.perception.claims import claims
 from compgen_fast.studies.perception.measuring import RESULT
 from compgen_fast.studies.perception.plan import SCALES, Job, ScaleName, Split, plan
 from compgen_fast.studies.record import versions
+from compgen_fast.tables import Sheet
 from compgen_fast.train import engine
 from compgen_fast.train.data import factors, part
 from compgen_fast.train.settings import to_json
@@ -68,9 +68,10 @@ def _places(scale: ScaleName) -> int:
     return torch.cuda.device_count() if scale == "gpu" else max(1, os.cpu_count() or 1)
 
 
-def planned(jobs: Sequence[Job]) -> Table:
+def planned(jobs: Sequence[Job]) -> Sheet:
     """What would be trained."""
-    table = Table("job", "steps", "images", "image size", "slots", "parameters", "penalty", box=None)
+    head = ("job", "steps", "images", "image size", "slots", "parameters", "penalty")
+    table = Sheet(*head, words=("job", "penalty"))
     for job in jobs:
         model = job.train.model
         assert isinstance(model, SlotVAEConfig | SupervisedConfig)
