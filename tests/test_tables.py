@@ -147,7 +147,7 @@ def training(folder: Path) -> Iterator[RenderableType]:
     made = summary.Summary(tuple(parts), tuple(stages), 123_456_789, 123_456_789, 987_654_321)
     yield from (table(made) for table in (summary.parameters_table, summary.flops_table, summary.stages_table))
     found = packed(folder / "shards")
-    yield inspection._summary(found)
+    yield inspection._summary(found, None)
     yield inspection._factors(found)
 
 
