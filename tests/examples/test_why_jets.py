@@ -1,28 +1,19 @@
 """Torch's derivatives through norms are still as wrong as docs/jets.md shows, and ours are as right."""
 
-import io
-import runpy
-import sys
-from contextlib import redirect_stdout
-from pathlib import Path
-
 import pytest
 import torch
 
-ROOT = Path(__file__).parents[2]
+from tests.examples.scripts import ROOT, printed_by
+
 MENDED = f"torch {torch.__version__} no longer errs: update docs/jets.md and README"
 
 
 @pytest.fixture(scope="module")
 def table() -> str:
-    printed = io.StringIO()
-    with pytest.MonkeyPatch.context() as patch, redirect_stdout(printed):
-        patch.setattr(sys, "argv", ["why_jets.py"])
-        try:
-            runpy.run_path(str(ROOT / "examples" / "why_jets.py"), run_name="__main__")
-        except RuntimeError as error:
-            pytest.fail(f"{MENDED}. It refuses now: {error}")
-    return printed.getvalue()
+    try:
+        return printed_by("why_jets.py")
+    except RuntimeError as error:
+        pytest.fail(f"{MENDED}. It refuses now: {error}")
 
 
 def test_torch_is_silently_wrong_where_central_differences_side_with_jets(table: str) -> None:
