@@ -14,7 +14,7 @@ SHORTER = {
     "cgf pack": "--adapter images",
     "cgf train frame_vae_cpu": "--steps 3 --data.split None --data.seen-pairs None --data.options",
     "cgf train replay_cpu": "--steps 2 --model.bank 64 --data.split None --data.seen-pairs None --data.options",
-    "cgf search": "--steps 2 --probes 64",
+    "cgf search": "--steps 2",
 }
 
 
