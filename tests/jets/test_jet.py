@@ -164,12 +164,3 @@ def test_a_compiled_module_gives_the_same_jet() -> None:
 def test_a_jet_of_the_wrong_number_of_channels_is_refused() -> None:
     with pytest.raises(ValueError, match="3 or 4 channels, or 2 with a side"):
         Jet(torch.zeros(2, 3))
-
-
-def test_nested_jvp_through_layer_norm_is_still_wrong() -> None:
-    """The day this fails, torch has fixed #196700, and docs/jets.md may say so."""
-    norm, x = nn.LayerNorm(6).double(), random_jet("uv", (2, 6))
-    value, u, v = x.channels
-    mixed = torch.func.jvp(lambda z: torch.func.jvp(norm, (z,), (u,))[1], (value,), (v,))[1]
-    exact = channels_of(norm(x))[3]
-    assert (mixed - exact).norm() > 0.1 * exact.norm()
