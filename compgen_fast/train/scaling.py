@@ -31,7 +31,8 @@ from rich.table import Table
 from rich.text import Text
 
 if TYPE_CHECKING:  # models take seconds to import, and the processes of a calibration do not need them
-    from compgen_fast.train.config import TrainConfig
+    from compgen_fast.exits import STOPS
+from compgen_fast.train.config import TrainConfig
 
 Kind = Literal["all_reduce", "all_gather"]
 Precision = Literal["fp32", "bf16"]
@@ -149,8 +150,8 @@ def messages(
     return [gradients, Message("all_reduce", FP32, parameter_groups), gathered]
 
 
-# Each step the loop asks all ranks for the loss and whether to stop: two numbers in fp64.
-LOOP = Message("all_reduce", 16, 1)
+# Each step the loop asks all ranks for the loss, and of each signal whether it asked them to stop, in fp64.
+LOOP = Message("all_reduce", 8 * (1 + len(STOPS)), 1)
 
 
 @dataclass(frozen=True)
