@@ -1,6 +1,9 @@
 """What `cgf` exits with. docs/exit_codes.md holds this table, and a test holds them together."""
 
 import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from enum import IntEnum
 from typing import Self
 
@@ -30,3 +33,19 @@ class Exit(IntEnum):
 # Who wants an end outranks who wants to go on later.
 STOPS = {signal.SIGINT: Exit.INTERRUPTED, signal.SIGTERM: Exit.TERMINATED, signal.SIGUSR1: Exit.REQUEUE}
 """The signals by which a run is asked to stop, and what it then exits with."""
+
+
+@contextmanager
+def ended_by_ctrl_c() -> Iterator[None]:
+    """Around imports: ctrl-C ends the process at once, by the signal's own action. An exception would become what the
+    module in the middle of its import makes of it: a page of traceback, an ImportError, or nothing at all.
+    """
+    ours = threading.current_thread() is threading.main_thread()
+    if not ours or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+        yield
+        return
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
