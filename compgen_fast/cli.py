@@ -48,6 +48,8 @@ RECIPE_COMMANDS = {
     "scale-plan": "What a recipe would do on many GPUs, modelled.",
 }
 
+GO_ON = ("pack", "search", "replay", "study")
+
 
 def main(arguments: list[str] | None = None) -> int:
     """Run one command and return its exit code. Wrong syntax exits 2 inside tyro."""
@@ -58,6 +60,8 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"cgf: {error}", file=sys.stderr)
         return Exit.REFUSED
     except KeyboardInterrupt:
+        if given and given[0] in GO_ON:
+            print("cgf: interrupted; the same command goes on where it stopped", file=sys.stderr)
         return Exit.INTERRUPTED
     except BrokenPipeError:  # `cgf … | head`: nobody reads on, which is no fault
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -170,9 +170,8 @@ def _joined(out: Path) -> Path:
     temporary = out / f".{LATENTS}"
     save_tensors({name: torch.cat([part[name] for part in loaded]) for name in loaded[0]}, temporary)
     temporary.replace(out / LATENTS)
-    for path in parts:
+    for path in out.glob("part-*"):  # also of one that was killed while it was written
         path.unlink()
-        path.with_suffix(".json").unlink()
     return out / LATENTS
 
 

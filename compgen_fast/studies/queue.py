@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from compgen_fast.exits import Exit
 from compgen_fast.train.memory import keep_freed_memory
 
 
@@ -53,7 +54,7 @@ def run(
     waiting = [job for job in jobs if not done(job, out)]
     if not waiting:
         return
-    with _terminable(), Progress(
+    with terminable(), Progress(
         TextColumn("{task.description:24}"), BarColumn(bar_width=32), MofNCompleteColumn(), TimeElapsedColumn(),
         console=console,
     ) as progress:  # fmt: skip
@@ -73,12 +74,12 @@ def run(
 
 
 @contextmanager
-def _terminable() -> Iterator[None]:
+def terminable() -> Iterator[None]:
     """SIGTERM ends a study as ctrl-C does, with its workers; by itself it would end this process alone."""
     if threading.current_thread() is not threading.main_thread():  # which has no say in signals
         yield
         return
-    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(Exit.TERMINATED))
     try:
         yield
     finally:

@@ -187,9 +187,9 @@ _PARENT_DEATH_SIGNAL = 1  # prctl's PR_SET_PDEATHSIG
 def run_ranks(command: Sequence[str], count: int) -> int:
     """Runs ``command`` as ``count`` ranks on this machine; 0 if all of them end well, else the first failure's code.
 
-    SIGTERM, SIGINT and SIGUSR1 are passed on to every rank, which saves if it can by then, and ends; that is no failure,
-    and the code is the signal's. A second SIGINT ends all ranks at once. When a rank fails it is named, the others get
-    `LEAVE_SECONDS`, and then are ended. However this process ends, its ranks end with it.
+    SIGTERM, SIGINT and SIGUSR1 are passed on to every rank, which saves if it can by then, and ends. That is no
+    failure, and the code is the signal's. A second SIGINT ends all ranks at once. When a rank fails it is named, the
+    others get `LEAVE_SECONDS`, and then are ended. However this process ends, its ranks end with it.
 
     Rank 0 prints where this process does. What other ranks print comes out on stderr, line by line, with their number.
     """

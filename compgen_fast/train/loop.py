@@ -91,7 +91,7 @@ class Trainer:
         self.console.print(f"going on after step {self.step}, from {newest}", soft_wrap=True, highlight=False)
 
     def train(self) -> None:
-        """Runs to the last step, or until a signal asks to stop: `Stopped`. Either way a checkpoint and weights are left."""
+        """Runs to the last step, or to a signal that asks to stop: `Stopped`. Both leave a checkpoint and weights."""
         shared: Exception | None = None
         metrics = self._metrics()
         self.ranks.barrier()  # a signal before ends ranks, one after is kept by all of them: no rank is left alone

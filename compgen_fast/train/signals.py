@@ -22,6 +22,8 @@ class Stopped(SystemExit):
     a process that does not catch this ends, with the signal's code.
     """
 
+    code: int
+
     def __init__(self, number: signal.Signals) -> None:
         super().__init__(number)
         self.code = int(STOPS[number])

@@ -18,6 +18,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from compgen_fast.studies.perception.measuring import RESULT
 from compgen_fast.studies.perception.plan import Job
 from compgen_fast.studies.perception.work import JOB, read_job
+from compgen_fast.studies.queue import terminable
 from compgen_fast.train import data
 from compgen_fast.train.config import DataConfig
 from compgen_fast.train.ranks import Ranks
@@ -48,7 +49,7 @@ def run(jobs: Sequence[Job], out: Path, workers: int, console: Console) -> int:
     gpus: SimpleQueue[int] = SimpleQueue()
     for number in range(workers):
         gpus.put(number)
-    with _progress(console) as progress, ThreadPoolExecutor(workers) as pool:
+    with terminable(), _progress(console) as progress, ThreadPoolExecutor(workers) as pool:
         total = progress.add_task("study", total=len(jobs), completed=len(jobs) - len(waiting), told="")
         done = [pool.submit(_run, job, folder_of(job, out), progress, running, gpus) for job in waiting]
         for future in done:
