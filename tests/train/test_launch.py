@@ -335,7 +335,7 @@ def test_ranks_that_cannot_save_yet_end_at_once_without_a_word(
     program: Callable[[str], list[str]], tmp_path: Path, capfd: pytest.CaptureFixture[str], number: signal.Signals
 ) -> None:
     beside = when(lambda: len(processes(tmp_path)) == 2, lambda: os.kill(os.getpid(), number))
-    assert run_ranks(program("time.sleep(600)"), 2) == STOPS[number]
+    assert run_ranks(program("time.sleep(20)"), 2) == STOPS[number]
     beside.join()
     assert capfd.readouterr().err == ""
 
