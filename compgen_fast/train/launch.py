@@ -181,6 +181,7 @@ KILL_SECONDS = 5.0
 DRAIN_SECONDS = 5.0
 # One ctrl-C may arrive twice: from the terminal, and passed on by a launcher that got it too.
 ECHO_SECONDS = 1.0
+SHOW_CURSOR = b"\x1b[?25h"
 _PARENT_DEATH_SIGNAL = 1  # prctl's PR_SET_PDEATHSIG
 
 
@@ -206,6 +207,8 @@ def run_ranks(command: Sequence[str], count: int) -> int:
             for process in ranks:
                 _send(process, signal.SIGKILL)
                 process.wait()
+            if ranks and os.isatty(2):
+                _write(SHOW_CURSOR)  # a rank that was ended in the middle of its bar has left it hidden
     for relay in relays:
         relay.join(DRAIN_SECONDS)
     return code
