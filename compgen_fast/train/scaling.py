@@ -30,9 +30,10 @@ from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 
+from compgen_fast.exits import STOPS
+
 if TYPE_CHECKING:  # models take seconds to import, and the processes of a calibration do not need them
-    from compgen_fast.exits import STOPS
-from compgen_fast.train.config import TrainConfig
+    from compgen_fast.train.config import TrainConfig
 
 Kind = Literal["all_reduce", "all_gather"]
 Precision = Literal["fp32", "bf16"]
