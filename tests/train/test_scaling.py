@@ -97,7 +97,7 @@ def test_a_row_is_worked_out_as_by_hand() -> None:
     assert row.efficiency == pytest.approx(compute / (compute + sent))
     assert row.batch == 64 and row.images_per_second == pytest.approx(64 / (compute + sent))
     assert row.storage == pytest.approx(100 * row.images_per_second)
-    assert row.sent_inside + row.sent_between == pytest.approx(2 * 7 / 8 * (4000 + 4 + 16))
+    assert row.sent_inside + row.sent_between == pytest.approx(2 * 7 / 8 * (4000 + 4 + 32))
     assert row.basis == "modelled"
 
 
