@@ -1,11 +1,9 @@
 """The `cgf` command: parses arguments and hands over. It holds no logic and imports torch only to run a command.
 
-Exit codes: 0 done, 1 a check failed, 2 the user asked for something impossible (one sentence says what), 130
-interrupted, 141 the reader of its output went away. docs/exit_codes.md lists those of training too.
+exits.py declares what it exits with, and docs/exit_codes.md tells it.
 """
 
 import os
-import signal
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -20,6 +18,7 @@ from compgen_fast.commands.inversion import Replay, Search
 from compgen_fast.commands.machine import Bench, Env, Prove, Tune
 from compgen_fast.commands.options import REGISTRY
 from compgen_fast.commands.studies import Study
+from compgen_fast.exits import Exit
 
 
 @dataclass(frozen=True)
@@ -51,6 +50,8 @@ RECIPE_COMMANDS = {
     "scale-plan": "What a recipe would do on many GPUs, modelled.",
 }
 
+GO_ON = ("pack", "search", "replay", "study")
+
 
 def main(arguments: list[str] | None = None) -> int:
     """Run one command and return its exit code. Wrong syntax exits 2 inside tyro."""
@@ -59,12 +60,14 @@ def main(arguments: list[str] | None = None) -> int:
         return _flushed(lambda: _run(given))
     except UsageError as error:
         print(f"cgf: {error}", file=sys.stderr)
-        return 2
+        return Exit.REFUSED
     except KeyboardInterrupt:
-        return 128 + signal.SIGINT
+        if given and given[0] in GO_ON:
+            print("cgf: interrupted; the same command goes on where it stopped", file=sys.stderr)
+        return Exit.INTERRUPTED
     except BrokenPipeError:  # `cgf … | head`: nobody reads on, which is no fault
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 128 + signal.SIGPIPE
+        return Exit.READER_GONE
 
 
 def _flushed(run: Callable[[], int]) -> int:

@@ -6,6 +6,8 @@ from difflib import get_close_matches
 from importlib import import_module
 from types import ModuleType
 
+from compgen_fast.exits import ended_by_ctrl_c
+
 
 class UsageError(Exception):
     """The request cannot be met, and its message tells the user what to change."""
@@ -26,7 +28,8 @@ def refusals() -> Iterator[None]:
 def load(module: str) -> ModuleType:
     """Import what a command needs. The ops refuse a wrong COMPGEN_BACKEND while they are imported."""
     try:
-        return import_module(module)
+        with ended_by_ctrl_c():
+            return import_module(module)
     except ValueError as refusal:
         raise UsageError(str(refusal)) from None
 

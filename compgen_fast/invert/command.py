@@ -215,7 +215,6 @@ def _joined(out: Path, found: dict[str, Tensor], keys: list[str]) -> Path:
     temporary = out / f".{LATENTS}"
     save_tensors(found, temporary)
     temporary.replace(out / LATENTS)
-    for path in _whole_parts(out):
+    for path in out.glob("part-*"):  # also of one that was killed while it was written
         path.unlink()
-        path.with_suffix(".json").unlink()
     return out / LATENTS

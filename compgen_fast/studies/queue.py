@@ -24,6 +24,7 @@ import torch
 from numpy.typing import NDArray
 from rich.console import Console
 
+from compgen_fast.exits import Exit
 from compgen_fast.progress import following
 from compgen_fast.train.memory import keep_freed_memory
 
@@ -54,7 +55,7 @@ def run(
     if not waiting:
         return
     done_before = len(jobs) - len(waiting)
-    with _terminable(), following("study", len(jobs), "jobs", done=done_before, console=console) as advance:
+    with terminable(), following("study", len(jobs), "jobs", done=done_before, console=console) as advance:
         advance(0, "training")
         most = 1 if a_process_each else None
         with ProcessPoolExecutor(workers, get_context("spawn"), initializer=_alone, max_tasks_per_child=most) as pool:
@@ -71,12 +72,12 @@ def run(
 
 
 @contextmanager
-def _terminable() -> Iterator[None]:
+def terminable() -> Iterator[None]:
     """SIGTERM ends a study as ctrl-C does, with its workers; by itself it would end this process alone."""
     if threading.current_thread() is not threading.main_thread():  # which has no say in signals
         yield
         return
-    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(Exit.TERMINATED))
     try:
         yield
     finally:

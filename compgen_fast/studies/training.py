@@ -25,7 +25,7 @@ def prepared(device: str) -> Iterator[Ranks]:
 
 
 def run(config: TrainConfig, ranks: Ranks, told: Callable[[Trainer], None]) -> None:
-    """Trains to the last step; ``told`` is called before the first step and after each."""
+    """Trains to the last step, or raises `Stopped`; ``told`` is called before the first step and after each."""
     config = replace(config, guard=replace(config.guard, stall=PATIENCE))
     folder.claim(config, True, ranks)
     with Trainer(config, ranks, quiet=True) as trainer:

@@ -14,6 +14,7 @@ import tyro
 
 from compgen_fast.commands.common import refuse_unknown
 from compgen_fast.commands.options import REGISTRY
+from compgen_fast.exits import ended_by_ctrl_c
 from compgen_fast.recipes import RECIPES
 from compgen_fast.train.config import TrainConfig
 
@@ -33,7 +34,8 @@ class Train:
     """Run on the machines listed in this file (`host slots=8`), by DeepSpeed's launcher."""
 
     def run(self, arguments: list[str]) -> int:
-        from compgen_fast.train import launch, run
+        with ended_by_ctrl_c():
+            from compgen_fast.train import launch, run
 
         if "RANK" in os.environ or launch.placed(os.environ).size > 1:  # a launcher started this process
             return run.run(self.config, self.resume)
@@ -54,7 +56,8 @@ class Profile:
     """Steps to record, after two to warm up."""
 
     def run(self, arguments: list[str]) -> int:
-        from compgen_fast.train import run
+        with ended_by_ctrl_c():
+            from compgen_fast.train import run
 
         return run.profile(self.config, self.profiled)
 

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from compgen_fast.exits import ended_by_ctrl_c
 from compgen_fast.train.config import OptimiserConfig, TrainConfig, micro_batch
 from compgen_fast.train.ranks import Ranks
 
@@ -43,7 +44,7 @@ def imported(device: torch.device) -> Any:
     """
     if device.type == "cpu":
         os.environ.setdefault("DS_ACCELERATOR", "cpu")
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), ended_by_ctrl_c():
         warnings.simplefilter("ignore")  # about optional parts of its own that are not installed
         import deepspeed
     warnings.filterwarnings("ignore", "`torch.distributed.*deprecated", FutureWarning)  # names that it uses

@@ -28,8 +28,7 @@ from pathlib import Path
 from types import FrameType
 from typing import IO
 
-EXIT_STALLED = 75
-"""What ranks exit with when a rank hangs or is gone: EX_TEMPFAIL, "try again", as a scheduler may."""
+from compgen_fast.exits import STOPS, Exit
 
 # ------------------------------------------------------------------------------------------- which process this is
 
@@ -180,14 +179,17 @@ LEAVE_SECONDS = 10.0
 """For the others to end by themselves once a rank has failed; their watch needs about half of it."""
 KILL_SECONDS = 5.0
 DRAIN_SECONDS = 5.0
-FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
+# One ctrl-C may arrive twice: from the terminal, and passed on by a launcher that got it too.
+ECHO_SECONDS = 1.0
+SHOW_CURSOR = b"\x1b[?25h"
 _PARENT_DEATH_SIGNAL = 1  # prctl's PR_SET_PDEATHSIG
 
 
 def run_ranks(command: Sequence[str], count: int) -> int:
     """Runs ``command`` as ``count`` ranks on this machine; 0 if all of them end well, else the first failure's code.
 
-    SIGTERM, SIGINT and SIGUSR1 are passed on to every rank, which saves and exits 0. When a rank fails it is named, the
+    SIGTERM, SIGINT and SIGUSR1 are passed on to every rank, which saves if it can by then, and ends. That is no
+    failure, and the code is the signal's. A second SIGINT ends all ranks at once. When a rank fails it is named, the
     others get `LEAVE_SECONDS`, and then are ended. However this process ends, its ranks end with it.
 
     Rank 0 prints where this process does. What other ranks print comes out on stderr, line by line, with their number.
@@ -195,7 +197,7 @@ def run_ranks(command: Sequence[str], count: int) -> int:
     if count < 1:
         raise ValueError(f"--nproc is {count}; expected at least 1 process")
     ranks: list[subprocess.Popen[bytes]] = []
-    with _reserved_port() as port, _caught(FORWARDED) as caught:
+    with _reserved_port() as port, _caught(tuple(STOPS)) as caught:
         try:
             for rank in range(count):
                 ranks.append(_start(command, rank, count, port))
@@ -205,6 +207,8 @@ def run_ranks(command: Sequence[str], count: int) -> int:
             for process in ranks:
                 _send(process, signal.SIGKILL)
                 process.wait()
+            if ranks and os.isatty(2):
+                _write(SHOW_CURSOR)  # a rank that was ended in the middle of its bar has left it hidden
     for relay in relays:
         relay.join(DRAIN_SECONDS)
     return code
@@ -234,13 +238,17 @@ def _defaults(count: int) -> dict[str, str]:
 
 
 class _Tie:
-    """Called in a new process: it shall be killed when its parent is gone, whatever ended it. On Linux only."""
+    """Called in a new process: it shall be killed when its parent is gone, whatever ended it. On Linux only.
+
+    And it shall ignore SIGINT until it can save, since Python's own answer is a page of traceback: see `_pass_on`.
+    """
 
     def __init__(self, parent: int) -> None:
         self._parent = parent
         self._prctl = getattr(ctypes.CDLL(None), "prctl", None)
 
     def __call__(self) -> None:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
         if self._prctl is not None:
             self._prctl(_PARENT_DEATH_SIGNAL, signal.SIGKILL)
         if os.getppid() != self._parent:  # it was gone before we asked
@@ -249,27 +257,62 @@ class _Tie:
 
 def _supervise(ranks: Sequence[subprocess.Popen[bytes]], caught: "deque[signal.Signals]") -> int:
     code = 0
+    asked: signal.Signals | None = None
+    interruptions = Interruptions()
     escalation: Iterator[None] = iter(())
     while None in [process.poll() for process in ranks]:
         while caught:
-            _send_all(ranks, caught.popleft())
-        if not code and (code := _first_failure(ranks)):
+            number = caught.popleft()
+            asked = asked or number
+            again = number == signal.SIGINT and interruptions.again()
+            _pass_on(signal.SIGKILL if again else number, ranks)
+            if again:
+                return Exit.INTERRUPTED
+        if not code and (code := _first_failure(ranks, asked)):
             escalation = _escalation(ranks)
         next(escalation, None)
         time.sleep(POLL_SECONDS)
-    return code or _first_failure(ranks)
+    return code or _first_failure(ranks, asked)
 
 
-def _first_failure(ranks: Sequence[subprocess.Popen[bytes]]) -> int:
-    """The exit code to pass on, and on stderr who it is from; 0 if no rank has failed so far."""
+class Interruptions:
+    """Counts ctrl-C."""
+
+    def __init__(self) -> None:
+        self._first: float | None = None
+
+    def again(self) -> bool:
+        """Told of a SIGINT; whether it is another one than the first, and not its echo."""
+        now = time.monotonic()
+        self._first = now if self._first is None else self._first
+        return now - self._first > ECHO_SECONDS
+
+
+def _pass_on(number: signal.Signals, ranks: Sequence[subprocess.Popen[bytes]]) -> None:
+    """SIGTERM follows SIGINT: a rank that cannot save yet, and so ignores SIGINT, ends at once without a word. One that
+    can has its reason to stop by then.
+    """
+    _send_all(ranks, number)
+    if number == signal.SIGINT:
+        _send_all(ranks, signal.SIGTERM)
+
+
+def _first_failure(ranks: Sequence[subprocess.Popen[bytes]], asked: signal.Signals | None) -> int:
+    """The exit code to pass on, and on stderr who it is from; 0 if no rank has failed so far.
+
+    Ranks that were asked to stop, and those that say themselves which of them stalled, are not blamed.
+    """
     for rank, process in enumerate(ranks):
         code = process.returncode
-        if code == EXIT_STALLED:
-            return code  # it said itself which rank it was that stalled
+        passed_on = code if code is None or code >= 0 else 128 - code
+        if asked and passed_on in STOPS.values():
+            return STOPS[asked]
+        if code == Exit.STALLED or code in STOPS.values():
+            return code
         if code:
             how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
             _write(f"cgf: rank {rank} (process {process.pid}) {how}; the other ranks are being ended\n".encode())
-            return code if code > 0 else 128 - code
+            return passed_on
     return 0
 
 

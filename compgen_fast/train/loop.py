@@ -34,7 +34,7 @@ from compgen_fast.train.guards import NotFinite, Spike, first_bad_layer, not_fin
 from compgen_fast.train.metrics import Metrics
 from compgen_fast.train.peak import measured_peak
 from compgen_fast.train.ranks import Ranks
-from compgen_fast.train.signals import Stop
+from compgen_fast.train.signals import Stop, Stopped
 from compgen_fast.train.watch import Watch
 
 # Seconds without progress before a rank counts as stalled, where it has reason to be slow.
@@ -91,9 +91,10 @@ class Trainer:
         self.console.print(f"going on after step {self.step}, from {newest}", soft_wrap=True, highlight=False)
 
     def train(self) -> None:
-        """Runs to the last step or until a signal asks to stop. Either way it ends with a checkpoint and weights."""
+        """Runs to the last step, or to a signal that asks to stop: `Stopped`. Both leave a checkpoint and weights."""
         shared: Exception | None = None
         metrics = self._metrics()
+        self.ranks.barrier()  # a signal before ends ranks, one after is kept by all of them: no rank is left alone
         with ExitStack() as around:
             stop = around.enter_context(Stop())
             watch = around.enter_context(Watch(self.ranks, self.config.guard.stall))
@@ -110,22 +111,21 @@ class Trainer:
         if shared is not None:
             raise shared
         self.console.print(metrics.summary())
-        if stop.signal is not None:
+        if stop.signal is not None and self.step < self.config.steps:
             self.console.print(f"stopped by {stop.signal.name} after step {self.step}; --resume goes on from there")
+            raise Stopped(stop.signal)
 
     def _steps(self, stop: Stop, watch: Watch, metrics: Metrics) -> None:
         spike = Spike(factor=self.config.guard.spike) if self.config.guard.spike else None
-        stopping = False
         first = self.step
-        while self.step < self.config.steps and not stopping:
+        while self.step < self.config.steps and stop.signal is None:
             number = self.step
             # The first step compiles and fills caches; the second shows how long steps take here.
             with watch.allowing(STARTING, learning=number > first) if number < first + 2 else nullcontext():
                 losses = self.step_once()
-            asked = torch.tensor(stop.as_number(), device=self.ranks.device)
-            agreed = self.ranks.mean({"stop": asked, "loss": losses["loss"]})
-            stopping = agreed["stop"] > 0
-            saving = stopping or self.step % self.config.checkpoint.every == 0 or self.step == self.config.steps
+            agreed = stop.agree(self.ranks, loss=losses["loss"])
+            last = stop.signal is not None or self.step == self.config.steps
+            saving = last or self.step % self.config.checkpoint.every == 0
             with watch.allowing(SAVING) if saving else nullcontext():
                 losses |= self.validate() if saving else {}
                 # Before the checkpoint: a run killed between the two goes on before this line and writes it again.

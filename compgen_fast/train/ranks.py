@@ -5,6 +5,7 @@ to DeepSpeed, which takes an existing group over. One process is a group of one:
 """
 
 import os
+import signal
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -18,6 +19,8 @@ from torch import Tensor
 from torch._C._distributed_c10d import HashStore
 from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
+
+from compgen_fast.exits import STOPS
 
 # Nobody waits for these in practice: the watch (watch.py) ends a run with a stalled rank long before.
 GROUP_TIMEOUT = timedelta(hours=2)
@@ -76,9 +79,21 @@ def leave(ranks: Ranks, code: int) -> NoReturn:
     complete then counts as failed.
     """
     ranks.barrier()
+    if code in STOPS.values() and os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0") != "0":
+        _ask_torchrun_to_stop(ranks)
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
+
+
+def _ask_torchrun_to_stop(ranks: Ranks) -> None:
+    """It would start ranks anew that end with any code but 0, and the run would go on; unless it is asked itself."""
+    for number in STOPS:
+        signal.signal(number, signal.SIG_IGN)  # it passes on what it gets
+    ranks.barrier()
+    if ranks.local == 0:
+        os.kill(os.getppid(), signal.SIGTERM)
+    ranks.barrier()
 
 
 @contextmanager

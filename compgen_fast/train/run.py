@@ -1,11 +1,13 @@
 """A run on this rank, from its settings to its exit code: what to refuse before any work, how failures are told."""
 
 import os
+import signal
 import sys
 from dataclasses import replace
 
 from rich.console import Console
 
+from compgen_fast.exits import Exit
 from compgen_fast.models.build import check as check_model
 from compgen_fast.report import training as report
 from compgen_fast.train import folder
@@ -16,15 +18,16 @@ from compgen_fast.train.loop import SHARED_FAILURES, Trainer
 from compgen_fast.train.memory import keep_freed_memory
 from compgen_fast.train.profiling import profile_steps, tables
 from compgen_fast.train.ranks import Ranks, joined, leave
-
-FAILED = 1
+from compgen_fast.train.signals import Stopped
 
 
 def run(config: TrainConfig, resume: bool) -> int:
-    """Trains to the end, or until asked to stop: 0. 1 for a failure that is told in a sentence."""
+    """Trains, and returns the exit code, alike on all ranks: 0 for a run that is complete."""
     placement = placed(os.environ)
     refuse_impossible(config, placement.size)
     placement.export()
+    if placement.size > 1:  # until `Stop` listens: ranks may wait for each other where Python takes no notice of ctrl-C
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
     keep_freed_memory()
     with joined(config.device) as ranks:
         folder.claim(config, resume, ranks)
@@ -35,17 +38,21 @@ def run(config: TrainConfig, resume: bool) -> int:
 
 
 def _trained(config: TrainConfig, resume: bool, ranks: Ranks) -> int:
+    code = int(Exit.DONE)
     try:
         with Trainer(config, ranks) as trainer:
             if resume:
                 trainer.resume()
-            trainer.train()
+            try:
+                trainer.train()
+            except Stopped as stopped:
+                code = stopped.code
             write_report(trainer)
     except SHARED_FAILURES as failure:
         if ranks.first:
             print(f"cgf: {failure}", file=sys.stderr)
-        return FAILED
-    return 0
+        return Exit.FAILED
+    return code
 
 
 def write_report(trainer: Trainer) -> None:

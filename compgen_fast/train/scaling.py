@@ -28,6 +28,7 @@ import torch.distributed as dist
 from rich.console import Console, Group
 from rich.text import Text
 
+from compgen_fast.exits import STOPS
 from compgen_fast.tables import Sheet
 
 if TYPE_CHECKING:  # models take seconds to import, and the processes of a calibration do not need them
@@ -149,8 +150,8 @@ def messages(
     return [gradients, Message("all_reduce", FP32, parameter_groups), gathered]
 
 
-# Each step the loop asks all ranks for the loss and whether to stop: two numbers in fp64.
-LOOP = Message("all_reduce", 16, 1)
+# Each step the loop asks all ranks for the loss, and of each signal whether it asked them to stop, in fp64.
+LOOP = Message("all_reduce", 8 * (1 + len(STOPS)), 1)
 
 
 @dataclass(frozen=True)

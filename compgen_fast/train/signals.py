@@ -1,21 +1,32 @@
-"""Being asked to stop: a signal sets a flag, the loop ends after its step, saves, and exits 0.
+"""Being asked to stop: a signal sets a flag, the loop ends after its step, saves, and raises `Stopped`.
 
 Who asks: a scheduler or the supervisor (SIGTERM), Slurm before a time limit (SIGUSR1), the user (SIGINT). Signals reach
-ranks at different moments, and a rank that stopped a step before the others would leave them waiting, so ranks agree.
+ranks at different moments, perhaps only one of them, and a rank that stopped a step before the others would leave them
+waiting, so ranks agree.
 """
 
 import signal
-import time
 from types import FrameType, TracebackType
 from typing import Any, Self
 
 import torch
+from torch import Tensor
 
+from compgen_fast.exits import STOPS
+from compgen_fast.train.launch import Interruptions
 from compgen_fast.train.ranks import Ranks
 
-SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
-# One ctrl-C may arrive twice: from the terminal, and passed on by a launcher that got it too.
-ECHO_SECONDS = 1.0
+
+class Stopped(SystemExit):
+    """Training was asked to stop before its last step, and has saved. Nobody goes on from here as if it were complete:
+    a process that does not catch this ends, with the signal's code.
+    """
+
+    code: int
+
+    def __init__(self, number: signal.Signals) -> None:
+        super().__init__(number)
+        self.code = int(STOPS[number])
 
 
 class Stop:
@@ -23,26 +34,20 @@ class Stop:
 
     def __init__(self) -> None:
         self.signal: signal.Signals | None = None
-        """What asked first."""
-        self._interrupted: float | None = None
+        """What all ranks have agreed to stop for."""
+        self._arrived: signal.Signals | None = None
+        self._interruptions = Interruptions()
         self._former: dict[signal.Signals, Any] = {}
 
-    @property
-    def asked(self) -> bool:
-        """Whether this rank was asked; others may not know yet."""
-        return self.signal is not None
-
-    def as_number(self) -> float:
-        """1.0 if asked, else 0.0. For a message that ranks send anyway: stop where the mean over ranks is above 0."""
-        return float(self.asked)
-
-    def agreed(self, ranks: Ranks) -> bool:
-        """Whether any rank was asked, the same answer on all of them. Costs a message: see `as_number`."""
-        asked = torch.tensor(self.as_number(), device=ranks.device)
-        return ranks.mean({"stop": asked})["stop"] > 0
+    def agree(self, ranks: Ranks, **values: Tensor) -> dict[str, float]:
+        """The means of ``values`` over ranks, and in the same message what any rank was asked by: `signal`."""
+        asked = torch.tensor([float(number is self._arrived) for number in STOPS], device=ranks.device)
+        means = ranks.mean(dict(zip((number.name for number in STOPS), asked, strict=True)) | values)
+        self.signal = next((number for number in STOPS if means[number.name] > 0), None)
+        return {name: means[name] for name in values}
 
     def __enter__(self) -> Self:
-        self._former = {number: signal.signal(number, self._take) for number in SIGNALS}
+        self._former = {number: signal.signal(number, self._take) for number in STOPS}
         return self
 
     def __exit__(
@@ -53,9 +58,6 @@ class Stop:
             signal.signal(number, signal.SIG_DFL if former is None else former)
 
     def _take(self, number: int, _: FrameType | None) -> None:
-        now = time.monotonic()
-        self.signal = self.signal or signal.Signals(number)
-        if number == signal.SIGINT:
-            if self._interrupted is not None and now - self._interrupted > ECHO_SECONDS:
-                raise KeyboardInterrupt
-            self._interrupted = self._interrupted or now
+        self._arrived = self._arrived or signal.Signals(number)
+        if number == signal.SIGINT and self._interruptions.again():
+            raise KeyboardInterrupt

@@ -33,7 +33,7 @@ from typing import Self
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import Store
 
-from compgen_fast.train.launch import EXIT_STALLED
+from compgen_fast.exits import Exit
 from compgen_fast.train.ranks import Ranks
 
 PERIOD_SECONDS = 1.0
@@ -297,7 +297,7 @@ class Watch:
     def explain(self, error: BaseException) -> str:
         """An error of the main thread in a sentence; for one of a collective, which rank it was that went away.
 
-        Waits for the verdict, a few seconds and at most a little longer than ``stall``. Then exit with `EXIT_STALLED`.
+        Waits for the verdict, a few seconds and at most a little longer than ``stall``. Then exit with `Exit.STALLED`.
         """
         told = f"{type(error).__name__}: {error}".partition("\n")[0]
         if _is_of_a_collective(error):
@@ -346,7 +346,7 @@ class Watch:
         if _is_of_a_collective(error):
             self._await_verdict()
             if self._known.is_set() and not self._held:
-                _leave(EXIT_STALLED)
+                _leave(Exit.STALLED)
         if self._known.is_set():
             return
         self._failed = self.explain(error)
@@ -446,7 +446,7 @@ class Watch:
             mates = [member for member in self._members if member.machine == self._own.machine]
             # Without a store, ranks of different machines do not know of each other: one on each machine speaks.
             if self._own == _spokesman(self._members if store else mates, verdict) and not self._failed:
-                _say(f"cgf: {verdict.sentence}. All ranks end with exit code {EXIT_STALLED}.")
+                _say(f"cgf: {verdict.sentence}. All ranks end with exit code {Exit.STALLED}.")
             if verdict.deaf and self._own == _spokesman(mates, verdict):
                 for member in mates:
                     if member.rank in verdict.ranks and member != self._own:
@@ -458,7 +458,7 @@ class Watch:
             self._known.set()
             self._said.set()
             if not self._failed and not (held and self._stop.wait(GRACE_SECONDS)):
-                _leave(EXIT_STALLED)
+                _leave(Exit.STALLED)
 
 
 def _key(rank: int) -> str:

@@ -1,7 +1,9 @@
 """The perception study end to end, as small as it gets: two decoders and two encoders on a few images."""
 
 import json
+import signal
 from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,7 +14,8 @@ from rich.console import Console
 from compgen_fast.cli import main
 from compgen_fast.report import perception as report
 from compgen_fast.studies.perception import plan as plans
-from compgen_fast.studies.perception import queue, study
+from compgen_fast.studies.perception import queue, study, work
+from compgen_fast.train.signals import Stopped
 
 TINY = plans.Scale(
     seeds=1, decoders=("unconstrained", "additive"), steps=4, replay_steps=3, supervised_steps=4, longer=2, probes=80,
@@ -105,3 +108,24 @@ def test_a_dry_run_at_the_papers_sizes_writes_what_deepspeed_would_get(tmp_path,
 def test_what_cannot_be_studied_is_one_sentence(options, sentence, capsys):
     assert main(["study", "perception", *options]) == 2
     assert sentence in capsys.readouterr().err
+
+
+def test_a_run_that_was_stopped_is_not_taken_for_a_trained_one(tmp_path, monkeypatch):
+    (job, *_) = plans.plan("quick", "background", 1, tmp_path)
+    folder = queue._claimed(job, tmp_path)
+    trained = []
+
+    def stopped(config, ranks, told):
+        trained.append(config)
+        (config.out / "weights").mkdir(parents=True, exist_ok=True)
+        if len(trained) == 1:
+            raise Stopped(signal.SIGTERM)
+
+    monkeypatch.setattr(work.training, "prepared", lambda device: nullcontext())
+    monkeypatch.setattr(work.training, "run", stopped)
+    with pytest.raises(SystemExit):
+        work.train(folder)
+    work.train(folder)
+    work.train(folder)
+    runs = [config for config in (job.train, job.replay) if config]
+    assert trained == [job.train, *runs]

@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from compgen_fast.exits import STOPS, Exit
 from compgen_fast.train import launch
 from compgen_fast.train.engine import imported
 from compgen_fast.train.launch import (
-    EXIT_STALLED,
     Placement,
     first_host,
     hosts_command,
@@ -288,36 +288,89 @@ def test_a_rank_that_does_not_want_to_end_is_killed(program: Callable[[str], lis
 def test_ranks_that_found_a_stalled_one_themselves_are_not_blamed(
     program: Callable[[str], list[str]], capfd: pytest.CaptureFixture[str]
 ) -> None:
-    assert run_ranks(program(f"os._exit({EXIT_STALLED})"), 2) == EXIT_STALLED
+    assert run_ranks(program(f"os._exit({Exit.STALLED})"), 2) == Exit.STALLED
     assert "cgf" not in capfd.readouterr().err
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])
-def test_a_signal_reaches_each_rank_once_and_all_may_save(
-    program: Callable[[str], list[str]], tmp_path: Path, number: signal.Signals
+@pytest.mark.parametrize(
+    ("number", "code"),
+    [
+        (signal.SIGTERM, Exit.TERMINATED),
+        (signal.SIGINT, Exit.TERMINATED),  # a rank may have seen only the SIGTERM that comes with it
+        (signal.SIGINT, Exit.INTERRUPTED),
+        (signal.SIGUSR1, Exit.REQUEUE),
+        (signal.SIGUSR1, Exit.DONE),  # all its steps were done
+    ],
+)
+def test_a_signal_reaches_each_rank_once_and_all_may_save_and_end_with_its_code(
+    program: Callable[[str], list[str]],
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+    number: signal.Signals,
+    code: Exit,
 ) -> None:
     script = f"""
         taken = []
-        signal.signal({int(number)}, lambda *_: taken.append(1))
+        for each in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
+            signal.signal(each, lambda number, _: taken.append(number))
         note("ready")
         for _ in range(6000):
             time.sleep(0 if taken else 0.01)
         time.sleep(0.3)  # saving
-        note("saved", str(len(taken)))
+        note("saved", str(taken.count({int(number)})))
+        sys.exit({int(code)})
     """
     beside = when(
         lambda: len(list(tmp_path.glob("ready*"))) == 2,
         lambda: os.kill(os.getpid(), number),
     )
-    assert run_ranks(program(script), 2) == 0
+    assert run_ranks(program(script), 2) == (STOPS[number] if code else 0)
     beside.join()
     assert [(tmp_path / f"saved{rank}").read_text() for rank in range(2)] == ["1", "1"]
+    assert capfd.readouterr().err == ""
+
+
+@pytest.mark.parametrize("number", STOPS)
+def test_ranks_that_cannot_save_yet_end_at_once_without_a_word(
+    program: Callable[[str], list[str]], tmp_path: Path, capfd: pytest.CaptureFixture[str], number: signal.Signals
+) -> None:
+    beside = when(lambda: len(processes(tmp_path)) == 2, lambda: os.kill(os.getpid(), number))
+    assert run_ranks(program("time.sleep(20)"), 2) == STOPS[number]
+    beside.join()
+    assert capfd.readouterr().err == ""
+
+
+@pytest.mark.parametrize("code", STOPS.values())
+def test_ranks_that_were_asked_by_others_to_stop_are_not_blamed(
+    program: Callable[[str], list[str]], capfd: pytest.CaptureFixture[str], code: Exit
+) -> None:
+    assert run_ranks(program(f"sys.exit({int(code)})"), 2) == code
+    assert capfd.readouterr().err == ""
+
+
+def test_a_second_ctrl_c_ends_ranks_that_are_saving(
+    program: Callable[[str], list[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(launch, "ECHO_SECONDS", 0.0)
+    script = """
+        for each in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(each, lambda number, _: note("taken"))
+        note("ready")
+        while True:
+            time.sleep(0.01)
+    """
+    first = when(lambda: len(list(tmp_path.glob("ready*"))) == 2, lambda: os.kill(os.getpid(), signal.SIGINT))
+    second = when(lambda: len(list(tmp_path.glob("taken*"))) == 2, lambda: os.kill(os.getpid(), signal.SIGINT))
+    assert run_ranks(program(script), 2) == Exit.INTERRUPTED
+    first.join()
+    second.join()
+    assert not any(running(process) for process in processes(tmp_path))
 
 
 def test_the_supervisors_own_handlers_are_put_back(program: Callable[[str], list[str]]) -> None:
-    before = [signal.getsignal(number) for number in launch.FORWARDED]
+    before = [signal.getsignal(number) for number in STOPS]
     run_ranks(program(""), 1)
-    assert [signal.getsignal(number) for number in launch.FORWARDED] == before
+    assert [signal.getsignal(number) for number in STOPS] == before
 
 
 def test_what_other_ranks_print_comes_whole_and_with_their_number(
@@ -388,10 +441,10 @@ def test_no_ranks_at_all_are_refused() -> None:
 
 
 def test_a_command_that_does_not_exist_leaves_nothing_behind() -> None:
-    before = [signal.getsignal(number) for number in launch.FORWARDED]
+    before = [signal.getsignal(number) for number in STOPS]
     with pytest.raises(FileNotFoundError):
         run_ranks(["no such command"], 2)
-    assert [signal.getsignal(number) for number in launch.FORWARDED] == before
+    assert [signal.getsignal(number) for number in STOPS] == before
 
 
 def test_torchrun_starts_ranks_that_find_each_other(tmp_path: Path) -> None:
@@ -416,6 +469,29 @@ def test_torchrun_starts_ranks_that_find_each_other(tmp_path: Path) -> None:
     finished = subprocess.run(torchrun, capture_output=True, text=True, timeout=120)
     assert finished.returncode == 0, finished.stderr
     assert [(tmp_path / f"found{rank}").read_text() for rank in range(2)] == ["[0, 1]", "[0, 1]"]
+
+
+def test_torchrun_does_not_start_ranks_anew_that_were_asked_to_stop(tmp_path: Path) -> None:
+    script = tmp_path / "rank.py"
+    script.write_text(
+        textwrap.dedent(
+            f"""
+            import os
+            from pathlib import Path
+            from compgen_fast.exits import Exit
+            from compgen_fast.train.ranks import joined, leave
+            with joined("cpu") as ranks:
+                with (Path({str(tmp_path)!r}) / f"started{{ranks.rank}}").open("a") as file:
+                    file.write("once")
+                leave(ranks, Exit.TERMINATED)
+            """
+        )
+    )
+    options = ["--standalone", "--nproc-per-node", "2", "--max-restarts", "2"]
+    torchrun = [sys.executable, "-m", "torch.distributed.run", *options, str(script)]
+    finished = subprocess.run(torchrun, capture_output=True, text=True, timeout=120)
+    assert finished.returncode == 1, finished.stderr
+    assert [(tmp_path / f"started{rank}").read_text() for rank in range(2)] == ["once", "once"]
 
 
 # Several machines. Nothing is started here.

@@ -90,14 +90,14 @@ def test_gpus_that_do_not_fill_nodes_are_refused() -> None:
 def test_a_row_is_worked_out_as_by_hand() -> None:
     (row,) = plan(replace(SMALL, stages=(0,)))
     compute = 8 * 1e9 / (4e12 * 0.5)
-    sent = ROUND.seconds("all_reduce", 4000, 8) + ROUND.seconds("all_reduce", 4, 8) + ROUND.seconds("all_reduce", 16, 8)
+    sent = ROUND.seconds("all_reduce", 4000, 8) + ROUND.seconds("all_reduce", 4, 8) + ROUND.seconds("all_reduce", 32, 8)
     assert row.compute_seconds == pytest.approx(compute)
     assert row.message_seconds == pytest.approx(sent) and row.hidden_seconds == 0
     assert row.step_seconds == pytest.approx(compute + sent)
     assert row.efficiency == pytest.approx(compute / (compute + sent))
     assert row.batch == 64 and row.images_per_second == pytest.approx(64 / (compute + sent))
     assert row.storage == pytest.approx(100 * row.images_per_second)
-    assert row.sent_inside + row.sent_between == pytest.approx(2 * 7 / 8 * (4000 + 4 + 16))
+    assert row.sent_inside + row.sent_between == pytest.approx(2 * 7 / 8 * (4000 + 4 + 32))
     assert row.basis == "modelled"
 
 

@@ -18,7 +18,7 @@ from compgen_fast.cli import main
 from compgen_fast.train.checkpoints import Checkpoints
 from compgen_fast.train.export import load_model
 from compgen_fast.train.ranks import Ranks
-from tests.train.runs import lines, losses, settings_of, start, train, wait_until
+from tests.train.runs import finish, lines, losses, settings_of, start, train, wait_until
 
 
 @pytest.fixture(scope="module")
@@ -110,17 +110,41 @@ def test_two_ranks_with_accumulation_and_a_hessian_penalty_do_what_one_process_d
     assert lines(out)[3]["penalty"] == pytest.approx(lines(one)[3]["penalty"], rel=1e-3)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_saves_and_exits_0(straight: Path, number: signal.Signals) -> None:
+@pytest.mark.parametrize(
+    ("number", "ranks", "code"), [(signal.SIGTERM, 1, 143), (signal.SIGINT, 2, 130), (signal.SIGUSR1, 1, 138)]
+)
+def test_a_signal_saves_and_is_no_success(straight: Path, number: signal.Signals, ranks: int, code: int) -> None:
     out = straight.parent / number.name
-    process = start(out, "--steps", "100000")
+    process = start(out, "--steps", "100000", "--nproc", f"{ranks}")
     wait_until(lambda: len(lines(out)) > 3, process)
     process.send_signal(number)
-    printed, _ = process.communicate(timeout=60)
-    assert process.returncode == 0, printed
+    printed = finish(process, code)
     assert f"stopped by {number.name} after step {len(lines(out))}" in printed
+    assert "Traceback" not in printed and "cgf: rank" not in printed
     newest = Checkpoints(out / "checkpoints", 2, Ranks.alone()).latest()
     assert newest is not None and newest.name == f"step_{len(lines(out)):08d}"
+    assert (out / "weights").is_dir() and (out / "report.html").is_file()
+
+
+SIGNALLED_IN_A_STEP = """
+import os, signal, sys
+from compgen_fast.cli import main
+from compgen_fast.train.loop import Trainer
+step_once = Trainer.step_once
+def step(trainer):
+    if trainer.step == int(sys.argv[1]):
+        os.kill(os.getpid(), signal.SIGTERM)
+    return step_once(trainer)
+Trainer.step_once = step
+sys.exit(main(sys.argv[2:]))
+"""
+
+
+def test_a_signal_in_the_last_step_finds_the_run_complete(straight: Path) -> None:
+    settings = ["train", "slot_vae_cpu", *settings_of(straight.parent / "last", "--steps", "3")]
+    done = subprocess.run([sys.executable, "-c", SIGNALLED_IN_A_STEP, "2", *settings], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "stopped" not in done.stderr
 
 
 def test_a_rank_that_is_killed_is_named_and_the_checkpoint_stays(straight: Path) -> None:

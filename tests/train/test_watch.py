@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 import torch.distributed as dist
 
+from compgen_fast.exits import Exit
 from compgen_fast.train import watch as watch_module
-from compgen_fast.train.launch import EXIT_STALLED
 from compgen_fast.train.ranks import Ranks
 from compgen_fast.train.watch import GRACE_SECONDS, Judge, Member, Report, Verdict, Watch
 
@@ -304,7 +304,7 @@ def test_a_store_that_closes_means_harm_unless_all_are_about_to_leave(
         watch._leaving = leaving
         store.closed = True
         time.sleep(2.0)
-    assert left == ([] if leaving else [EXIT_STALLED])
+    assert left == ([] if leaving else [Exit.STALLED])
 
 
 def test_without_a_store_one_rank_on_each_machine_speaks(
@@ -349,7 +349,7 @@ NURSERY = """
                 if step == 20 and ranks.rank == victim and harm == "lags":
                     time.sleep(600)
                 try:
-                    stopping = stop.agreed(ranks)
+                    stop.agree(ranks)
                 except RuntimeError as error:
                     if harm == "SIGKILL" and ranks.rank == 2:
                         explanation = watch.explain(error)
@@ -357,7 +357,7 @@ NURSERY = """
                         print("explained:", explanation, file=sys.stderr, flush=True)
                         os._exit(9)
                     raise
-                if stopping:
+                if stop.signal:
                     break
         os.write(2, f"left at step {step}\\n".encode())  # in one piece: three ranks write into one file
 
@@ -424,7 +424,7 @@ HARMS = {
     "fails": "failed in 'forward' of step 20: ValueError: a bad sample",
     "SIGTERM": "",
 }
-CODE_OF_VICTIM = {"hangs": EXIT_STALLED, "lags": EXIT_STALLED, "fails": 1}
+CODE_OF_VICTIM = {"hangs": Exit.STALLED, "lags": Exit.STALLED, "fails": 1}
 EXPLAINED = 9
 FATAL = [harm for harm in HARMS if harm != "SIGTERM"]
 
@@ -468,7 +468,7 @@ def test_nobody_survives_and_nobody_exits_as_if_all_were_well(
     outcomes: dict[tuple[str, int], Outcome], harm: str, victim: int
 ) -> None:
     outcome = outcomes[harm, victim]
-    expected = [EXIT_STALLED] * 3
+    expected = [Exit.STALLED] * 3
     expected[victim] = CODE_OF_VICTIM.get(harm, -signal.SIGKILL)
     if harm == "SIGKILL" and not watched_first(outcome):
         expected[2] = EXPLAINED
@@ -478,7 +478,7 @@ def test_nobody_survives_and_nobody_exits_as_if_all_were_well(
 
 def watched_first(outcome: Outcome) -> bool:
     """On a busy machine the watch may end the last rank before its collective fails, which it would explain."""
-    return outcome.codes[2] == EXIT_STALLED
+    return outcome.codes[2] == Exit.STALLED
 
 
 def test_the_place_where_a_rank_hangs_is_told(outcomes: dict[tuple[str, int], Outcome]) -> None:

@@ -19,6 +19,7 @@ from compgen_fast.progress import Advance, following
 from compgen_fast.studies.perception.measuring import RESULT
 from compgen_fast.studies.perception.plan import Job
 from compgen_fast.studies.perception.work import JOB, read_job
+from compgen_fast.studies.queue import terminable
 from compgen_fast.train import data
 from compgen_fast.train.config import DataConfig
 from compgen_fast.train.ranks import Ranks
@@ -50,6 +51,7 @@ def run(jobs: Sequence[Job], out: Path, workers: int, console: Console) -> int:
     for number in range(workers):
         gpus.put(number)
     with (
+        terminable(),
         following("study", len(jobs), "jobs", done=len(jobs) - len(waiting), console=console) as advance,
         ThreadPoolExecutor(workers) as pool,
     ):

@@ -15,6 +15,8 @@ from compgen_fast.train.loop import Trainer
 from compgen_fast.train.settings import from_json
 
 JOB = "job.json"
+TRAINED = "trained"
+"""In the folder of a run that is complete. One that was stopped has weights too."""
 
 
 def read_job(folder: Path) -> Job:
@@ -33,12 +35,13 @@ def train(folder: Path) -> None:
     """Trains what the job asks for and has not yet."""
     job = read_job(folder)
     runs = [(config, phase) for config, phase in ((job.train, "training"), (job.replay, "replay")) if config]
-    waiting = [(config, phase) for config, phase in runs if not (config.out / "weights").is_dir()]
+    waiting = [(config, phase) for config, phase in runs if not (config.out / TRAINED).is_file()]
     if not waiting:
         return
     with training.prepared(job.train.device) as ranks:
         for config, phase in waiting:
             training.run(config, ranks, partial(_told, phase))
+            (config.out / TRAINED).touch()
 
 
 def _told(phase: str, trainer: Trainer) -> None:
