@@ -1,5 +1,6 @@
 """What a command line names, and what of it would have no effect."""
 
+import operator
 import sys
 from pathlib import Path
 from typing import Any
@@ -8,8 +9,8 @@ import pytest
 
 from compgen_fast.train import launch
 from compgen_fast.train.command import parse, run
-from compgen_fast.train.config import OF_WORLD
-from compgen_fast.train.given import given, without
+from compgen_fast.train.config import OF_WORLD, TrainConfig
+from compgen_fast.train.given import IDLE, given, without
 
 VALUES = {"split": "texture", "world": "sprites", "options": "variation=0.1"}
 
@@ -52,7 +53,7 @@ def test_a_setting_of_a_world_beside_shards_is_refused_by_its_name(name: str) ->
         ("train", "--data.shards a --data.cache b", "--data.cache has no effect with --data.shards"),
         ("profile", "--steps 3", "--steps has no effect on `cgf profile`"),
         ("profile", "--checkpoint.every 3", "--checkpoint.every has no effect on `cgf profile`"),
-        ("profile", "--guard.no-audit", "--guard.no-audit has no effect on `cgf profile`"),
+        ("profile", "--guard.skip-audit", "--guard.skip-audit has no effect on `cgf profile`"),
         ("scale-plan", "--optimiser.lr 3", "--optimiser.lr has no effect on `cgf scale-plan`"),
         ("model", "--batch-size 3", "--batch-size has no effect on `cgf model`"),
     ],
@@ -60,6 +61,12 @@ def test_a_setting_of_a_world_beside_shards_is_refused_by_its_name(name: str) ->
 def test_what_has_no_effect_is_refused_by_its_name(command: str, words: str, sentence: str) -> None:
     with pytest.raises(ValueError, match=f"^{sentence}"):
         parse(command, ["frame_vae_cpu", *words.split()])
+
+
+@pytest.mark.parametrize("command", IDLE)
+def test_what_commands_do_not_look_at_are_settings_of_a_run(command: str) -> None:
+    for name in IDLE[command]:
+        operator.attrgetter(name)(TrainConfig())  # raises where there is none
 
 
 @pytest.mark.parametrize(
