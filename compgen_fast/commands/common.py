@@ -2,11 +2,11 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from difflib import get_close_matches
 from importlib import import_module
 from types import ModuleType
 
 from compgen_fast.exits import ended_by_ctrl_c
+from compgen_fast.nearest import instead_of
 
 
 class UsageError(Exception):
@@ -46,6 +46,4 @@ def refuse_unknown(given: Sequence[str], what: str, known: Iterable[str]) -> Non
     names = list(known)
     if not given or given[0].startswith("-") or given[0] in names:
         return
-    close = get_close_matches(given[0], names)
-    advice = f"did you mean {' or '.join(close)}?" if close else f"expected one of {', '.join(names)}"
-    raise UsageError(f"there is no {what} {given[0]!r}; {advice}")
+    raise UsageError(f"there is no {what} {given[0]!r}; {instead_of(given[0], names)}")

@@ -5,6 +5,7 @@ A condition is a sum over factors, so what one factor says does not depend on th
 """
 
 from collections.abc import Mapping, Sequence
+from itertools import accumulate
 
 import torch
 import torch.nn.functional as F
@@ -117,9 +118,9 @@ class Choices(nn.Module):
     def __init__(self, factors: Sequence[Factor], bins: int, width: int) -> None:
         super().__init__()
         self.factors, self.bins = tuple(factors), bins
-        sizes = torch.tensor([len(factor.values) if factor.values else bins for factor in factors])
-        self.register_buffer("first", sizes.cumsum(0) - sizes, persistent=False)
-        self.vectors = nn.Parameter(STD * torch.randn(int(sizes.sum()), width))
+        *first, total = accumulate((len(factor.values) if factor.values else bins for factor in factors), initial=0)
+        self.register_buffer("first", torch.tensor(first), persistent=False)
+        self.vectors = nn.Parameter(STD * torch.randn(total, width))
 
     def forward(self, values: Sequence[Tensor], known: Tensor) -> Tensor:
         index = torch.stack([self._index(*each) for each in zip(self.factors, values, strict=True)], 1)

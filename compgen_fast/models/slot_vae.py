@@ -7,7 +7,7 @@ so the losses of equal parts of a batch average to the loss of the whole. The pe
 and the image is decoded once for both. Not for training: that is the trainer's task.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import cast
 
 import torch
@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from compgen_fast.draws import Draws
 from compgen_fast.jets import interaction_penalty
 from compgen_fast.jets.penalty import Method
+from compgen_fast.models.binding import binding, unbound
 from compgen_fast.models.config import SlotVAEConfig
 
 UNSEEDED = Draws()
@@ -92,6 +93,31 @@ class SlotVAE(nn.Module):
         """Images uint8 [B, H, W, 3] as the decoder draws the means of their slots."""
         mean, _ = self.encode(images, draws)
         return as_bytes(self.decode(mean)).view(images.shape)
+
+    @property
+    def warmed_after(self) -> int:
+        loss = self.config.loss
+        return max(loss.alpha_start + loss.alpha_warmup, loss.beta_warmup)
+
+    @torch.no_grad()
+    def diagnose(self, images: Tensor, draws: Draws = UNSEEDED) -> dict[str, Tensor]:
+        """The `binding` of slots by the decoder's masks, where it has any."""
+        with_masks = getattr(self.decoder, "decode_with_masks", None)
+        if with_masks is None or self.config.slots == 1:
+            return {}
+        return binding(in_full(with_masks(self.encode(images, draws)[0])[1]))
+
+    def fault(self, found: Mapping[str, float]) -> str | None:
+        """What is wrong with slots of this `diagnose`, and what to try; None if nothing is."""
+        wrong = unbound(found) if found else None
+        return wrong and f"{wrong}. What to try: {', or '.join(self._tries())}"
+
+    def _tries(self) -> Iterator[str]:
+        if self.config.decoder.kind != "frame":
+            yield "the recipe frame_vae_cpu, whose slots paint in frames of their own"
+        if self.config.loss.penalty != "none":
+            yield "a smaller --model.loss.alpha or a later --model.loss.alpha-start"
+        yield "more --steps"
 
     def _decoded(self, z: Tensor, alpha: float, draws: Draws) -> tuple[Tensor, Tensor, Tensor | None]:
         """The penalty, and the colours [B, N, 3] in the order of these pixels; None for row by row."""

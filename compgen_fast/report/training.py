@@ -19,9 +19,11 @@ from torch import Tensor, nn
 
 from compgen_fast.draws import Draws
 from compgen_fast.generate.generator import Generator
+from compgen_fast.models.diagnosed import Diagnosed
 from compgen_fast.models.slot_vae import SlotVAE
 from compgen_fast.models.tokenizer import Tokenizer
 from compgen_fast.report.page import PAGE, PICTURE, document, listed_pairs, paint, tinted
+from compgen_fast.train.folder import read_history
 from compgen_fast.train.metrics import Row, read
 
 if TYPE_CHECKING:
@@ -30,7 +32,7 @@ if TYPE_CHECKING:
 
 IMAGES = 8
 NO_FACTORS: Mapping[str, Tensor] = MappingProxyType({})
-CURVES = ("mse", "penalty", "kl", "velocity", "cross_entropy", "nll", "jepa")
+CURVES = ("mse", "penalty", "overlap", "kl", "velocity", "cross_entropy", "nll", "jepa")
 
 
 def write(
@@ -55,12 +57,33 @@ def write(
     settings = html.escape((folder / "config.json").read_text())
     last = [(name, f"{value:.6g}") for name, value in rows[-1].items() if isinstance(value, int | float)]
     body = (
-        f"<h1>{html.escape(folder.name)}</h1><img src={PICTURE} alt='curves and pictures'>"
+        f"<h1>{html.escape(folder.name)}</h1>{_fault(model, samples)}"
+        f"<img src={PICTURE} alt='curves and pictures'>"
         f"<h2>The last step</h2>{listed_pairs(last)}"
-        f"<h2>Settings</h2><details><summary>config.json</summary><pre>{settings}</pre></details>"
+        f"{_history(folder)}<h2>Settings</h2><details><summary>config.json</summary><pre>{settings}</pre></details>"
     )
     (folder / PAGE).write_text(document(folder.name, body))
     return folder / PAGE
+
+
+@torch.no_grad()
+def _fault(model: nn.Module, samples: Tensor) -> str:
+    """What the model itself finds wrong."""
+    if not isinstance(model, Diagnosed):
+        return ""
+    found = model.diagnose(samples, Draws.at(0, 0, device=samples.device))
+    fault = model.fault({name: float(value) for name, value in found.items()})
+    return f"<p class='finding bad'>{html.escape(fault)}</p>" if fault else ""
+
+
+def _history(folder: Path) -> str:
+    """Which settings were changed on the way."""
+    changes = [
+        (f"after step {line['step']}", f"{change['name']}: {change['was']} → {change['now']}")
+        for line in read_history(folder)
+        for change in line["changes"]
+    ]
+    return f"<h2>Changed on the way</h2>{listed_pairs(changes)}" if changes else ""
 
 
 @torch.no_grad()

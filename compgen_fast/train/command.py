@@ -6,7 +6,7 @@ parses; loop.py, profiling.py, scaling.py and models/summary.py do the work.
 
 import os
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, Union
 
@@ -16,8 +16,10 @@ from compgen_fast.commands.common import refuse_unknown
 from compgen_fast.commands.options import REGISTRY
 from compgen_fast.exits import ended_by_ctrl_c
 from compgen_fast.recipes import RECIPES
-from compgen_fast.train.config import TrainConfig
+from compgen_fast.train.config import TrainConfig, check, settled
+from compgen_fast.train.given import given, refuse_idle, without
 
+LAUNCHING = ("nproc", "hostfile")
 Settings = Annotated[TrainConfig, tyro.conf.arg(name="")]
 
 
@@ -35,15 +37,25 @@ class Train:
 
     def run(self, arguments: list[str]) -> int:
         with ended_by_ctrl_c():
-            from compgen_fast.train import launch, run
+            from compgen_fast.train import folder, launch, run
+            from compgen_fast.train.data import fitted
 
+        options = given(arguments)
+        of_ranks = without(arguments, LAUNCHING)
         if "RANK" in os.environ or launch.placed(os.environ).size > 1:  # a launcher started this process
+            for name in LAUNCHING:
+                if name in options:
+                    raise ValueError(f"--{name} has no effect on a process that a launcher has started; leave it out")
             return run.run(self.config, self.resume)
         if self.hostfile is not None:
-            return launch.run_hosts(self.hostfile, arguments)
+            if "nproc" in options:
+                raise ValueError("--nproc has no effect with --hostfile, whose slots= count processes; leave it out")
+            check(self.config, sum(launch.read_hostfile(self.hostfile).values()))
+            return launch.run_hosts(self.hostfile, of_ranks)
         if self.nproc != 1:
             run.refuse_impossible(self.config, self.nproc)
-            return launch.run_ranks([sys.executable, "-m", "compgen_fast", *arguments], self.nproc)
+            folder.check(fitted(self.config), self.resume)
+            return launch.run_ranks([sys.executable, "-m", "compgen_fast", *of_ranks], self.nproc)
         return run.run(self.config, self.resume)
 
 
@@ -59,6 +71,8 @@ class Profile:
         with ended_by_ctrl_c():
             from compgen_fast.train import run
 
+        if self.profiled < 1:
+            raise ValueError(f"profiled is {self.profiled}; expected at least 1 step")
         return run.profile(self.config, self.profiled)
 
 
@@ -71,8 +85,11 @@ class ScalePlan:
     """Numbers of GPUs: a range by doubling (8..1024) or a list (8,16,64)."""
 
     def run(self, arguments: list[str]) -> int:
+        from compgen_fast.models.build import check as check_model
         from compgen_fast.train import scaling
 
+        check(self.config, 1)
+        check_model(self.config.model)
         return scaling.run(self.config, self.gpus)
 
 
@@ -85,9 +102,10 @@ class Model:
     def run(self, arguments: list[str]) -> int:
         from rich.console import Console
 
-        from compgen_fast.models import summary
+        from compgen_fast.models import build, summary
         from compgen_fast.train.data import factors
 
+        build.check(self.config.model)
         summary.show(summary.of_config(self.config.model, factors(self.config)), Console())
         return 0
 
@@ -117,10 +135,12 @@ def parse(name: str, arguments: list[str]) -> Any:
         )
     make = RECIPES[recipe]
     default, prog = command(config=make()), f"cgf {name} {recipe}"
-    return tyro.cli(
+    asked = tyro.cli(
         command, default=default, prog=prog, description=make.__doc__, args=arguments[1:], config=config,
         registry=REGISTRY,
     )  # fmt: skip
+    refuse_idle(name, asked.config, given(arguments))
+    return replace(asked, config=settled(asked.config))
 
 
 def _any_recipe(command: type[Any]) -> Any:

@@ -2,7 +2,7 @@
 folder keeps it. `check` refuses what cannot work before anything is built.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
@@ -14,17 +14,24 @@ NEEDS_TOKENS = (
     "vq_tokenizer_cpu), then give its weights: --data.tokenizer runs/vae_tokenizer_cpu/weights"
 )
 
+NEEDS_A_VAE = (
+    "replay begins with a slot VAE that is trained. Train one with `cgf train frame_vae_cpu`, then give its weights: "
+    "--start runs/frame_vae_cpu/weights"
+)
+
 
 @dataclass(frozen=True)
 class DataConfig:
-    """Packed shards to stream. Without ``shards``, the world named here is packed once under ``cache``."""
+    """Packed shards to stream. Without ``shards``, the world named here is packed once under ``cache``; with them, what
+    a recipe says of its world is cleared.
+    """
 
     shards: str | None = None
     """A folder made by `cgf pack` or `cgf index`, or its address."""
     validation: str | None = None
     """Shards of images like these that are not trained on. They choose the best checkpoint; without them, and without
     a world, the training loss does."""
-    world: str = "scenes"
+    world: str | None = "scenes"
     """Name of the world that is packed where no shards are given."""
     split: str | None = None
     """Split of the world; its first if not given."""
@@ -46,6 +53,10 @@ class DataConfig:
     """Processes per rank that read and decode; 0 does it between steps."""
     budget: float = 1e-3
     """The share of samples that may be bad. Others stand in for them; beyond it the run stops with the list."""
+
+
+OF_WORLD = ("world", "split", "seen_pairs", "options", "size", "validation_size", "seed")
+"""What decides a world's images."""
 
 
 @dataclass(frozen=True)
@@ -117,6 +128,14 @@ class TrainConfig:
     """Exported weights to begin with, of the same model; replay begins with those of a slot VAE."""
 
 
+def settled(config: TrainConfig) -> TrainConfig:
+    """The settings as they are to be kept: with shards, a recipe's world is none of the run's."""
+    if config.data.shards is None:
+        return config
+    nothing = DataConfig(world=None)
+    return replace(config, data=replace(config.data, **{name: getattr(nothing, name) for name in OF_WORLD}))
+
+
 def micro_batch(config: TrainConfig, ranks: int) -> int:
     """Images per rank and micro-batch."""
     return config.batch_size // (config.accumulation * ranks)
@@ -124,7 +143,11 @@ def micro_batch(config: TrainConfig, ranks: int) -> int:
 
 def check(config: TrainConfig, ranks: int) -> None:
     """Refuses settings that are wrong or contradict each other. The model's own are checked where it is built."""
+    data = config.data
+    packs = data.shards is None
+    validates = packs and data.validation is None
     for name, value, least in (
+        ("nproc", ranks, 1),
         ("steps", config.steps, 1),
         ("batch_size", config.batch_size, 1),
         ("accumulation", config.accumulation, 1),
@@ -132,12 +155,17 @@ def check(config: TrainConfig, ranks: int) -> None:
         ("checkpoint.every", config.checkpoint.every, 1),
         ("checkpoint.keep", config.checkpoint.keep, 1),
         ("optimiser.warmup", config.optimiser.warmup, 0),
-        ("data.workers", config.data.workers, 0),
-        ("data.size", config.data.size, 1),
-        ("data.validation_size", config.data.validation_size, config.batch_size),
+        ("data.workers", data.workers, 0),
+        ("data.size", data.size, 1),
+        ("data.validation_size", data.validation_size, config.batch_size if validates else 0),
     ):
         if value < least:
             raise ValueError(f"{name} is {value}; expected at least {least}")
+    if not all(0 <= beta < 1 for beta in config.optimiser.betas) or config.optimiser.weight_decay < 0:
+        raise ValueError(
+            f"optimiser.betas is {config.optimiser.betas} and weight_decay {config.optimiser.weight_decay}; expected "
+            "betas from 0 to below 1, weight_decay of 0 or more"
+        )
     if config.optimiser.lr <= 0 or config.optimiser.clip < 0 or not 0 <= config.optimiser.ema < 1:
         raise ValueError(
             f"optimiser.lr is {config.optimiser.lr}, clip {config.optimiser.clip}, ema {config.optimiser.ema}; "
@@ -163,19 +191,12 @@ def check(config: TrainConfig, ranks: int) -> None:
             "0 or more spreads"
         )
     if isinstance(config.model, ReplayConfig) and config.start is None:
-        raise ValueError(
-            "start is missing; replay begins with the exported weights of a slot VAE: runs/frame_vae_cpu/weights, say"
-        )
+        raise ValueError(f"start is missing; {NEEDS_A_VAE}")
     generates = isinstance(config.model, GeneratorConfig)
-    if config.data.tokenizer is not None and not generates:
+    if data.tokenizer is not None and not generates:
         raise ValueError(
-            f"data.tokenizer is {config.data.tokenizer}, but {type(config.model).__name__} is a model of images; leave "
+            f"data.tokenizer is {data.tokenizer}, but {type(config.model).__name__} is a model of images; leave "
             "it out, or train a generator"
         )
-    if generates and config.data.tokenizer is None and config.data.shards is None:
+    if generates and data.tokenizer is None and packs:
         raise ValueError(f"data.tokenizer is missing; {NEEDS_TOKENS}")
-    if config.data.shards is not None and config.data.split is not None:
-        raise ValueError(
-            f"data.shards is {config.data.shards} and data.split {config.data.split!r}; shards are of one split, so "
-            "give one of the two"
-        )

@@ -4,6 +4,7 @@ A generator learns tokens. Where the shards hold images, a tokenizer turns them 
 """
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -12,12 +13,12 @@ from torch import Tensor
 
 from compgen_fast.generate.config import GeneratorConfig, MaskGITConfig, ObjectiveConfig
 from compgen_fast.generate.latents import Kind, Layout, TokenStream, cache, check_maker, fingerprint, layout_at
-from compgen_fast.models.config import ModelConfig, TokenizerConfig, VQVAEConfig
+from compgen_fast.models.config import ModelConfig, ReplayConfig, TokenizerConfig, VQVAEConfig
 from compgen_fast.models.tokenizer import Tokenizer
-from compgen_fast.stream import ShardStream, manifest, pack
+from compgen_fast.stream import ShardStream, StreamError, manifest, pack
 from compgen_fast.stream.remote import Local, place
-from compgen_fast.train.config import NEEDS_TOKENS, DataConfig, TrainConfig
-from compgen_fast.train.export import WEIGHTS, load_model, read_settings
+from compgen_fast.train.config import NEEDS_A_VAE, NEEDS_TOKENS, DataConfig, TrainConfig
+from compgen_fast.train.export import WEIGHTS, check_start, load_model, read_settings
 from compgen_fast.train.ranks import Ranks
 from compgen_fast.worlds import Factor, Part, open_split
 from compgen_fast.worlds.options import named
@@ -47,13 +48,20 @@ def image_shards(config: DataConfig, image_size: int, ranks: Ranks) -> Shards:
     """The packed folders of images, or those given. Rank 0 packs what is missing; a pack that was cut off goes on."""
     if config.shards is not None:
         return Shards(config.shards, config.validation)
-    folders = {name: config.cache / folder_name(config, image_size, name) for name in ("train", "validation")}
+    folders = {name: config.cache / folder_name(config, image_size, name) for name in packed_parts(config)}
     if ranks.first:
         for name, folder in folders.items():
             if not (folder / manifest.FILE).exists():
                 _pack(config, image_size, name, folder)
     ranks.barrier()
     return Shards(str(folders["train"]), config.validation or str(folders["validation"]))
+
+
+def packed_parts(config: DataConfig) -> Sequence[str]:
+    """Which parts of the world are packed."""
+    if config.shards is not None:
+        return ()
+    return ("train", "validation") if config.validation is None else ("train",)
 
 
 def folder_name(config: DataConfig, image_size: int, name: str) -> str:
@@ -68,8 +76,7 @@ def token_folder(config: TrainConfig, images: str, tokenizer: Tokenizer) -> Path
     """Where the tokens of a folder of images are kept: beside it, or of one at an address under ``cache``. Its name
     changes with the images and the tokenizer, so that no stale tokens are read.
     """
-    where = place(images)
-    found = manifest.read(where.file(manifest.FILE), where.origin)
+    where, found = place(images), _manifest(images)
     beside = where.folder if isinstance(where, Local) else config.data.cache / "fetched"
     return beside.with_name(f"{beside.name}.{kind_of(config.model)}-{fingerprint(tokenizer)}-{found.hash[:8]}")
 
@@ -149,14 +156,57 @@ def _given(config: TrainConfig) -> Path | None:
 
 def factors(config: TrainConfig) -> Sequence[Factor]:
     """Of the run's images, without packing them: some models are as large as the factors they predict or are told."""
-    folder = _given(config)
+    folder = config.data.shards or _given(config)
     if folder is not None:
-        return manifest.read(folder / manifest.FILE).schema.factors
+        with _naming("data.shards"):
+            return _manifest(folder).schema.factors
     return part(config.data, config.model.image_size, "train").factors
+
+
+def check_sources(config: TrainConfig) -> None:
+    """Refuses shards that are not there or do not fit, and a world without such images, before anything is packed."""
+    for name in packed_parts(config.data):
+        part(config.data, config.model.image_size, name)
+    for name, folder in (("shards", config.data.shards), ("validation", config.data.validation)):
+        if folder is not None:
+            with _naming(f"data.{name}"):
+                check_fit(config, folder)
+    if config.start is not None:
+        with _naming("start", f"; {NEEDS_A_VAE}" if isinstance(config.model, ReplayConfig) else ""):
+            read_settings(config.start)
+        with _naming("start"):
+            check_start(config.model, config.start, factors(config))
+
+
+def fitted(config: TrainConfig) -> TrainConfig:
+    """The settings with those that the data limit: replay's bank holds no image twice."""
+    if not isinstance(config.model, ReplayConfig):
+        return config
+    images = config.data.size if config.data.shards is None else _manifest(config.data.shards).samples
+    return replace(config, model=replace(config.model, bank=min(config.model.bank, images)))
+
+
+@contextmanager
+def _naming(setting: str, advice: str = "") -> Iterator[None]:
+    """Says which setting a refusal is about, and adds advice."""
+    try:
+        yield
+    except (StreamError, ValueError) as error:
+        raise ValueError(f"{setting}: {error}{advice}") from None
+
+
+def _manifest(folder: str | Path) -> manifest.Manifest:
+    """Of a packed folder, or one at an address."""
+    where = place(folder)
+    if isinstance(where, Local) and where.folder.is_file():
+        raise ValueError(f"{folder} is a file; expected a folder of shards with {manifest.FILE}")
+    return manifest.read(where.file(manifest.FILE), where.origin)
 
 
 def part(config: DataConfig, image_size: int, name: str) -> Part:
     """One part of the split that a run is about: ``train``, ``validation``, or those it never sees."""
+    if config.world is None:
+        raise ValueError("data.world and data.shards are missing; name the world whose images to pack, or give shards")
     return open_split(
         config.world,
         split=config.split,
@@ -213,23 +263,27 @@ def in_order(config: TrainConfig, folder: str) -> Iterator[Tensor]:
             yield batch.images[batch.valid]
 
 
-def check_fit(config: TrainConfig, stream: ShardStream) -> None:
-    """Refuses shards that do not hold what the model takes: images of its size, or for a generator its tokens."""
-    model, schema = config.model, stream.schema
-    if isinstance(model, GeneratorConfig):
-        if not isinstance(stream, TokenStream):
-            raise ValueError(f"the shards hold images, and data.tokenizer is missing; {NEEDS_TOKENS}")
-        _check_layout(model, stream.layout, "the shards hold")
-    elif isinstance(stream, TokenStream):
+def check_fit(config: TrainConfig, folder: str) -> None:
+    """Refuses shards that do not hold what the model takes: images of its size, or for a generator its tokens or images
+    to make them of.
+    """
+    found, model = _manifest(folder), config.model
+    layout, schema = Layout.read(found.name), found.schema
+    if isinstance(model, GeneratorConfig) and layout is not None:
+        _check_layout(model, layout, "the shards hold")
+    elif isinstance(model, GeneratorConfig) and config.data.tokenizer is None:
+        raise ValueError(f"the shards hold images, and data.tokenizer is missing; {NEEDS_TOKENS}")
+    elif layout is not None:
         raise ValueError(
-            f"the shards hold {_described(stream.layout)}, which are for generators, and {type(model).__name__} is a "
+            f"the shards hold {_described(layout)}, which are for generators, and {type(model).__name__} is a "
             "model of images; give the shards that the tokens were made of"
         )
     elif (schema.height, schema.width) != (model.image_size, model.image_size):
         again = "index" if schema.format == manifest.AS_FOUND else "pack"
+        option = "--model.vae.image-size" if isinstance(model, ReplayConfig) else "--model.image-size"
         raise ValueError(
             f"the shards hold images of {schema.height}×{schema.width}, the model takes {model.image_size}×"
-            f"{model.image_size}; {again} them with --resolution {model.image_size}, or set --model.image-size"
+            f"{model.image_size}; {again} them with --resolution {model.image_size}, or set {option}"
         )
 
 

@@ -11,19 +11,24 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from compgen_fast.models.build import build
-from compgen_fast.models.config import ModelConfig, SlotVAEConfig
+from compgen_fast.models.config import ModelConfig, ReplayConfig, SlotVAEConfig
 from compgen_fast.models.replay import Replay
 from compgen_fast.train.checkpoints import save_tensors, whole_folder
-from compgen_fast.train.settings import from_json, to_json
+from compgen_fast.train.settings import changes, from_json, to_json
 from compgen_fast.train.state import copied
 from compgen_fast.worlds.source import Factor
 
 WEIGHTS, CONFIG = "weights.safetensors", "config.json"
 VERSION = 1
+TO_BEGIN_WITH = "in the model that is to begin with it; expected weights of a model with the same parts and sizes"
+# What a slot VAE is trained by, and where it once began: its weights mean the same without.
+OF_TRAINING = ("loss", "checkpoint_activations", "encoder.weights")
 
 
 @dataclass(frozen=True)
@@ -36,7 +41,7 @@ class Exported:
 
 
 def export(
-    model_state: Mapping[str, Tensor], config: ModelConfig, folder: Path, factors: Sequence[Factor] = ()
+    model_state: Mapping[str, Tensor], config: ModelConfig, folder: str | Path, factors: Sequence[Factor] = ()
 ) -> None:
     """Writes a model's ``state_dict()`` and its settings; one process calls it. The folder appears, or is replaced,
     as a whole.
@@ -48,42 +53,80 @@ def export(
         factors: of the data set, which a supervised model is built from.
     """
     weights = {name: copied(tensor) for name, tensor in model_state.items()}
-    with whole_folder(folder) as filling:
+    with whole_folder(Path(folder)) as filling:
         save_tensors(weights, filling / WEIGHTS)
         (filling / CONFIG).write_text(to_json(Exported(VERSION, config, tuple(factors))))
 
 
-def load_model(folder: Path) -> nn.Module:
+def load_model(folder: str | Path) -> nn.Module:
     """The model of an exported folder, on the CPU, set to evaluation."""
+    folder = Path(folder)
     settings = read_settings(folder)
     model = build(settings.model, settings.factors)
     model.load_state_dict(_weights(model, folder, f"in the model of {CONFIG}; expected the two files of one export"))
     return model.eval()
 
 
-def begin_with(model: nn.Module, folder: Path) -> None:
+def begin_with(model: nn.Module, folder: str | Path) -> None:
     """Gives a model the weights of an exported one like it; a model in replay takes those of a slot VAE too."""
-    of_vae = isinstance(read_settings(folder).model, SlotVAEConfig)
-    advice = "in the model that is to begin with it; expected weights of a model with the same parts and sizes"
-    if isinstance(model, Replay) and of_vae:
-        model.begin_with(_weights(model.vae, folder, advice))
+    folder = Path(folder)
+    taker = _taker(model, read_settings(folder).model)
+    weights = _weights(taker, folder, TO_BEGIN_WITH)
+    if taker is model:
+        model.load_state_dict(weights)
     else:
-        model.load_state_dict(_weights(model, folder, advice))
+        assert isinstance(model, Replay)
+        model.begin_with(weights)
+
+
+def check_start(config: ModelConfig, folder: str | Path, factors: Sequence[Factor] = ()) -> None:
+    """Refuses weights that a model of these settings cannot `begin_with`: not there, of another model, or of a slot VAE
+    that does otherwise with weights of the same shapes. Reads no weights.
+    """
+    folder, prefix = Path(folder), "model"
+    found, wanted = read_settings(folder).model, config
+    if isinstance(config, ReplayConfig) and not isinstance(found, ReplayConfig):
+        wanted, prefix = config.vae, "model.vae"
+    if type(found) is not type(wanted):
+        raise ValueError(f"{folder} holds a model of {type(found).__name__}; expected {type(wanted).__name__}")
+    if isinstance(found, SlotVAEConfig):
+        for name, there, here in changes(found, wanted, prefix):
+            if not name.removeprefix(f"{prefix}.").startswith(OF_TRAINING):
+                raise ValueError(
+                    f"{folder} was trained with {name} {there!r}, and here it is {here!r}; give it as it was"
+                )
+    with torch.device("meta"):
+        model = build(config, factors)
+    _check_shapes(_taker(model, found), folder, TO_BEGIN_WITH)
+
+
+def _taker(model: nn.Module, found: ModelConfig) -> nn.Module:
+    """The part of a model that takes the weights of a model of these settings."""
+    return model.vae if isinstance(model, Replay) and isinstance(found, SlotVAEConfig) else model
 
 
 def _weights(model: nn.Module, folder: Path, advice: str) -> dict[str, Tensor]:
     """The weights of an exported folder, if they are those of a model like this."""
-    weights = load_file(folder / WEIGHTS)
-    expected = {name: tensor.shape for name, tensor in model.state_dict().items()}
-    for name in [*expected, *(name for name in weights if name not in expected)]:
-        there, here = weights[name].shape if name in weights else None, expected.get(name)
+    _check_shapes(model, folder, advice)
+    return load_file(folder / WEIGHTS)
+
+
+def _check_shapes(model: nn.Module, folder: Path, advice: str) -> None:
+    try:
+        with safe_open(folder / WEIGHTS, "pt") as file:
+            found = {name: file.get_slice(name).get_shape() for name in file.keys()}  # noqa: SIM118 no mapping
+    except SafetensorError as error:
+        raise ValueError(f"{folder / WEIGHTS} is damaged ({error}); export it again, or copy it again") from None
+    expected = {name: [*tensor.shape] for name, tensor in model.state_dict().items()}
+    for name in [*expected, *(name for name in found if name not in expected)]:
+        there, here = found.get(name, "missing"), expected.get(name, "missing")
         if there != here:
-            raise ValueError(f"{folder / WEIGHTS}: {name} is {_shape(there)} there and {_shape(here)} {advice}")
-    return weights
+            raise ValueError(f"{folder / WEIGHTS}: {name} is {there} there and {here} {advice}")
 
 
-def read_settings(folder: Path) -> Exported:
+def read_settings(folder: str | Path) -> Exported:
     """The settings of an exported folder."""
+    folder = Path(folder)
     path = folder / CONFIG
     if not path.is_file() or not (folder / WEIGHTS).is_file():
         raise ValueError(f"{folder} does not hold {CONFIG} and {WEIGHTS}; expected a folder of exported weights")
@@ -91,7 +134,3 @@ def read_settings(folder: Path) -> Exported:
     if settings.version != VERSION:
         raise ValueError(f"{path} has version {settings.version}; this program reads version {VERSION}")
     return settings
-
-
-def _shape(shape: Sequence[int] | None) -> str:
-    return "missing" if shape is None else str(list(shape))

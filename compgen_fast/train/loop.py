@@ -20,6 +20,7 @@ from torch.profiler import record_function
 
 from compgen_fast.draws import Draws
 from compgen_fast.models.build import build
+from compgen_fast.models.diagnosed import Diagnosed
 from compgen_fast.models.ends_steps import EndsSteps
 from compgen_fast.models.replay import Replay
 from compgen_fast.models.summary import training_flops
@@ -49,12 +50,12 @@ class Trainer:
     def __init__(self, config: TrainConfig, ranks: Ranks, quiet: bool = False) -> None:
         self.config, self.ranks = config, ranks
         folders = data.shards(config, ranks)
+        data.check_fit(config, folders.train)
         self.stream = data.open_stream(config, folders.train, ranks)
         self.validation: ShardStream | None = None
-        data.check_fit(config, self.stream)
         if folders.validation is not None:
+            data.check_fit(config, folders.validation)
             self.validation = data.open_validation(config, folders.validation, ranks)
-            data.check_fit(config, self.validation)
         torch.manual_seed(config.seed)
         self.model: nn.Module = build(config.model, self.stream.schema.factors)
         if config.start is not None:
@@ -68,6 +69,8 @@ class Trainer:
         self.step = 0
         self.rate = self.grad_norm = math.nan  # of the last step, as are its samples' keys
         self.keys: tuple[str, ...] = ()
+        self._images: Tensor | None = None  # of the last micro-batch
+        self._faulty = False
         self.beat: Callable[..., None] = lambda *phase: None
         self.told: Callable[[int], None] = lambda steps: None  # is told how many steps are done
         self.waiting: Callable[[], AbstractContextManager[None]] = nullcontext
@@ -126,13 +129,17 @@ class Trainer:
             agreed = stop.agree(self.ranks, loss=losses["loss"])
             last = stop.signal is not None or self.step == self.config.steps
             saving = last or self.step % self.config.checkpoint.every == 0
+            found: dict[str, Tensor] = {}
             with watch.allowing(SAVING) if saving else nullcontext():
-                losses |= self.validate() if saving else {}
+                if saving:
+                    found = self.diagnose()
+                    losses |= self.validate() | found
                 # Before the checkpoint: a run killed between the two goes on before this line and writes it again.
                 metrics.log(number, losses, self.rate, self.grad_norm, self.stream.position / self.stream.samples)
                 if saving:
                     self.save(losses)
             self.told(self.step)
+            self._judge(found)
             if spike and (warning := spike.see(number, agreed["loss"], self.keys)):
                 self.console.print(warning, style="yellow", soft_wrap=True, highlight=False)
 
@@ -156,7 +163,7 @@ class Trainer:
             if micro < self.config.accumulation - 1:
                 self.engine.step()  # only counts: the optimiser waits for the last micro-batch
         means = {name: total / self.config.accumulation for name, total in sums.items()}
-        self.keys = tuple(key for batch in batches for key in batch.keys)
+        self.keys, self._images = tuple(key for batch in batches for key in batch.keys), batches[-1].images
         self.beat("optimiser")
         with record_function("optimiser"):
             self._take(means, batches)
@@ -241,6 +248,32 @@ class Trainer:
         self.model.train()
         return {f"validation_{name}": total / batches for name, total in sums.items()}
 
+    @torch.no_grad()
+    def diagnose(self) -> dict[str, Tensor]:
+        """What the losses do not tell, by the averaged weights on a batch of validation images, or of training images
+        where there are none.
+        """
+        images = self._images if self.validation is None else _first(self.validation).images
+        if images is None or not isinstance(self.model, Diagnosed):
+            return {}
+        first, total = self.ranks.rank * len(images), self.ranks.size * len(images)
+        self.model.eval()
+        with self.ema.applied(self.model):
+            draws = Draws.at(self.config.seed, ~0, first=first, total=total, device=self.ranks.device)
+            found = self.model.diagnose(images, draws)
+        self.model.train()
+        return found
+
+    def _judge(self, found: Mapping[str, Tensor]) -> None:
+        """Says, once when it begins, what a `diagnose` finds wrong."""
+        if not found or not isinstance(self.model, Diagnosed):
+            return
+        if self.step > self.model.warmed_after or self.step == self.config.steps:
+            fault = self.model.fault(self.ranks.mean(found))
+            if fault and not self._faulty:
+                self.console.print(f"step {self.step}: {fault}", style="yellow", soft_wrap=True, highlight=False)
+            self._faulty = fault is not None
+
     def export(self) -> None:
         """The averaged weights with their settings, for inference: out/weights."""
         with self.ema.applied(self.model):
@@ -285,3 +318,8 @@ class Trainer:
             every=config.log_every,
             console=self.console,
         )
+
+
+def _first(stream: ShardStream) -> Batch:
+    stream.seek(0)
+    return next(iter(stream))

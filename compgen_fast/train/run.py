@@ -12,12 +12,13 @@ from compgen_fast.models.build import check as check_model
 from compgen_fast.report import training as report
 from compgen_fast.train import folder
 from compgen_fast.train.config import TrainConfig, check
-from compgen_fast.train.data import check_tokenizer, open_tokenizer
+from compgen_fast.train.data import check_sources, check_tokenizer, fitted, open_tokenizer
 from compgen_fast.train.launch import placed
 from compgen_fast.train.loop import SHARED_FAILURES, Trainer
 from compgen_fast.train.memory import keep_freed_memory
 from compgen_fast.train.profiling import profile_steps, tables
 from compgen_fast.train.ranks import Ranks, joined, leave
+from compgen_fast.train.settings import changes
 from compgen_fast.train.signals import Stopped
 
 
@@ -25,6 +26,7 @@ def run(config: TrainConfig, resume: bool) -> int:
     """Trains, and returns the exit code, alike on all ranks: 0 for a run that is complete."""
     placement = placed(os.environ)
     refuse_impossible(config, placement.size)
+    config = _fitted(config, tell=placement.rank == 0)
     placement.export()
     if placement.size > 1:  # until `Stop` listens: ranks may wait for each other where Python takes no notice of ctrl-C
         signal.signal(signal.SIGINT, signal.SIG_DFL)
@@ -73,6 +75,7 @@ def profile(config: TrainConfig, steps: int) -> int:
     config = replace(config, out=config.out / "profile")
     placement = placed(os.environ)
     refuse_impossible(config, placement.size)
+    config = _fitted(config, tell=placement.rank == 0)
     placement.export()
     with joined(config.device) as ranks, Trainer(config, ranks) as trainer:
         rows = profile_steps(trainer, steps, config.out)
@@ -88,9 +91,21 @@ def refuse_impossible(config: TrainConfig, ranks: int) -> None:
 
     check(config, ranks)
     check_model(config.model)
-    check_tokenizer(config)
+    for name, place in (("out", config.out), ("data.cache", config.data.cache)):
+        if (file := next((found for found in (place, *place.parents) if found.is_file()), None)) is not None:
+            raise ValueError(f"{name} is {place}, and {file} is a file; choose a folder")
     if config.device == "cuda" and not torch.cuda.is_available():
         raise ValueError(
             "device is 'cuda', and torch sees no CUDA or ROCm device here; `cgf env` says what it sees. "
             "--device cpu trains on the processor"
         )
+    check_tokenizer(config)
+    check_sources(config)
+
+
+def _fitted(config: TrainConfig, tell: bool) -> TrainConfig:
+    """The settings with those that the data limit, which is told."""
+    found = fitted(config)
+    for name, was, now in changes(config, found) if tell else ():
+        print(f"{name} is {now} instead of {was}: there are {now} training images", file=sys.stderr)
+    return found

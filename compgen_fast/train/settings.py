@@ -7,6 +7,7 @@ str, and unions of these. Of a union of several dataclasses, the tag ``"kind"`` 
 """
 
 import json
+from collections.abc import Iterator
 from dataclasses import MISSING, Field, fields, is_dataclass
 from pathlib import Path
 from types import NoneType, UnionType
@@ -38,6 +39,16 @@ def to_plain(settings: Any) -> Any:
 def from_plain(kind: type[T], plain: Any, where: str) -> T:
     """The dataclass ``kind`` from what `to_plain` made of it."""
     return _from_plain(kind, plain, where)  # type: ignore[no-any-return]
+
+
+def changes(former: Any, now: Any, name: str = "") -> Iterator[tuple[str, Any, Any]]:
+    """Each setting in which two configs differ: its dotted name and both values."""
+    if is_dataclass(former) and type(former) is type(now):
+        for field in fields(former):
+            dotted = f"{name}.{field.name}" if name else field.name
+            yield from changes(getattr(former, field.name), getattr(now, field.name), dotted)
+    elif former != now:
+        yield name, former, now
 
 
 def _to_plain(value: Any, kind: Any) -> Any:

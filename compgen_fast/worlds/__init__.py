@@ -8,9 +8,10 @@ from importlib import import_module
 from inspect import signature
 from typing import TYPE_CHECKING, Any
 
+from compgen_fast.nearest import instead_of
 from compgen_fast.worlds.options import check_kinds
 from compgen_fast.worlds.source import Factor, Samples, Source
-from compgen_fast.worlds.world import Matrix, Part, World, listed
+from compgen_fast.worlds.world import Matrix, Part, World
 
 if TYPE_CHECKING:
     from compgen_fast.worlds.additive import Additive
@@ -47,13 +48,13 @@ def open_world(
         options: what else the world takes, such as ``objects=2``. An option that is None counts as not given.
     """
     if name not in _CLASSES:
-        raise ValueError(f"there is no world {name!r}; expected {listed(NAMES)}")
+        raise ValueError(f"there is no world {name!r}; {instead_of(name, NAMES)}")
     world: type[World] = getattr(import_module(f"compgen_fast.worlds.{name}"), _CLASSES[name])
     given = {option: value for option, value in (options | {"resolution": resolution}).items() if value is not None}
     taken = signature(world).parameters
     for option in given:
         if option not in taken:
-            raise ValueError(f"{name}: there is no option {option!r}; expected {listed(tuple(taken))}")
+            raise ValueError(f"{name}: there is no option {option!r}; {instead_of(option, taken)}")
     check_kinds(name, taken, given)
     if (name, split) == ("scenes", "object"):
         given.setdefault("objects", 2)

@@ -12,6 +12,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from compgen_fast.nearest import instead_of
 from compgen_fast.worlds.chance import Chance
 from compgen_fast.worlds.source import Factor, Samples
 
@@ -77,9 +78,9 @@ class World(ABC):
 
     def check(self, split: str, part: str = "train") -> None:
         if split not in self.splits:
-            raise ValueError(f"{self.name}: there is no split {split!r}; expected {listed(self.splits)}")
+            raise ValueError(f"{self.name}: there is no split {split!r}; {instead_of(split, self.splits)}")
         if part not in self.parts:
-            raise ValueError(f"{self.name}: there is no part {part!r}; expected {listed(self.parts)}")
+            raise ValueError(f"{self.name}: there is no part {part!r}; {instead_of(part, self.parts)}")
 
     def refuse_pairs(self, seen_pairs: int | None) -> None:
         """For worlds whose splits are fixed."""
@@ -181,7 +182,3 @@ def part_size(world: str, part: str, size: int | None) -> int:
     if not 1 <= size <= _RANGE:
         raise ValueError(f"{world}: size is {size}; expected 1 to 2⁴⁰ samples")
     return size
-
-
-def listed(names: Sequence[str]) -> str:
-    return f"one of {', '.join(names)}" if len(names) > 1 else names[0]

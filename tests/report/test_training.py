@@ -27,8 +27,28 @@ def test_a_run_becomes_a_page_with_its_numbers_and_a_picture(tmp_path: Path) -> 
     images = torch.randint(0, 256, (9, 16, 16, 3), dtype=torch.uint8)
     page = write(tmp_path, model, images)
     assert page == tmp_path / PAGE
+    assert "Changed on the way" not in page.read_text()
     assert "0.666667" in page.read_text() and "&lt;7&gt;" in page.read_text()
     assert (tmp_path / PICTURE).read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(("overlap", "told"), [(1.0, True), (0.1, False)])
+def test_a_page_says_what_is_wrong_with_the_model_and_what_was_changed_on_the_way(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, overlap: float, told: bool
+) -> None:
+    (tmp_path / "metrics.jsonl").write_text('{"step": 0, "loss": 1.0}\n')
+    (tmp_path / "config.json").write_text("{}")
+    change = {"name": "optimiser.lr", "was": 0.1, "now": 0.2}
+    (tmp_path / "history.jsonl").write_text(json.dumps({"step": 7, "time": 1.0, "changes": [change]}) + "\n")
+    model = build(SlotVAEConfig(image_size=16, slots=2, slot_dim=4, encoder=EncoderConfig(width=8, slot_heads=2)))
+    found = {
+        name: torch.tensor(value) for name, value in (("overlap", overlap), ("slot_0_owns", 1), ("slot_1_owns", 1))
+    }
+    monkeypatch.setattr(model, "diagnose", lambda *_: found)
+    monkeypatch.setattr(training, "_draw", lambda figure, rows, sheets: None)
+    page = write(tmp_path, model, torch.zeros(2, 16, 16, 3, dtype=torch.uint8)).read_text()
+    assert ("slots are not bound" in page and "What to try" in page) == told
+    assert "Changed on the way" in page and "after step 7" in page and "optimiser.lr: 0.1 → 0.2" in page
 
 
 @pytest.mark.parametrize("with_tokenizer", [True, False])

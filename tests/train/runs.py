@@ -9,6 +9,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from compgen_fast.train.given import without
+
 SETTINGS = """
     --model.image-size 16 --model.slot-dim 8 --model.encoder.width 16 --model.encoder.slot-layers 1
     --model.encoder.slot-heads 2 --model.decoder.heads 2 --model.decoder.head-dim 8 --model.decoder.query-dim 16
@@ -18,9 +20,10 @@ SETTINGS = """
 
 
 def settings_of(out: Path, *settings: str) -> list[str]:
-    """Of the tiny model, whose images are packed beside ``out``. Later settings win."""
+    """Of the tiny model, whose images are packed beside ``out`` where no shards are given. Later settings win."""
     places = ["--out", str(out), "--data.cache", str(out.parent / "data")]
-    return _last_wins(*SETTINGS.split(), *places, *settings)
+    words = _last_wins(*SETTINGS.split(), *places, *settings)
+    return without(words, ("data.cache", "data.size", "data.validation-size")) if "--data.shards" in words else words
 
 
 def _last_wins(*settings: str) -> list[str]:

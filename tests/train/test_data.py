@@ -19,6 +19,7 @@ from compgen_fast.models.config import (
     DecoderConfig,
     EncoderConfig,
     ModelConfig,
+    ReplayConfig,
     SlotVAEConfig,
     VQVAEConfig,
 )
@@ -82,6 +83,83 @@ def test_a_world_is_packed_once_with_its_options(tmp_path: Path) -> None:
     assert data.image_shards(config, 16, Ranks.alone()) == folders and manifest.stat().st_mtime_ns == written
 
 
+def test_of_a_world_only_what_is_not_given_is_packed(tmp_path: Path) -> None:
+    config = replace(DATA, cache=tmp_path / "cache", validation="mine")
+    assert data.image_shards(config, 16, Ranks.alone()).validation == "mine"
+    assert [folder.name for folder in (tmp_path / "cache").iterdir()] == [data.folder_name(DATA, 16, "train")]
+
+
+@pytest.fixture(scope="module")
+def mine(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Packed images of one's own: 20 of 16×16."""
+    folder = tmp_path_factory.mktemp("mine") / "shards"
+    pack(Scenes(16).split("background", size=20), folder)
+    return folder
+
+
+@pytest.mark.parametrize("where", ["shards", "validation"])
+def test_shards_that_are_not_there_are_refused_before_anything_is_packed(tmp_path: Path, where: str) -> None:
+    given: dict[str, Any] = {"cache": tmp_path / "cache", where: str(tmp_path / "nowhere")}
+    with pytest.raises(ValueError, match=rf"^data\.{where}: .*nowhere is not there"):
+        data.check_sources(TrainConfig(data=replace(DATA, **given)))
+    (tmp_path / "nowhere").write_text("a tar")
+    with pytest.raises(ValueError, match=rf"^data\.{where}: .*nowhere is a file; expected a folder of shards"):
+        data.check_sources(TrainConfig(data=replace(DATA, **given)))
+
+
+@pytest.mark.parametrize(
+    ("model", "option"),
+    [(SlotVAEConfig(image_size=32), "--model.image-size"), (ReplayConfig(), "--model.vae.image-size")],
+)
+def test_images_of_another_size_are_refused_with_the_option_that_the_model_has(
+    mine: Path, model: ModelConfig, option: str
+) -> None:
+    config = TrainConfig(model=model, data=DataConfig(shards=str(mine)))
+    with pytest.raises(ValueError, match=rf"images of 16×16, the model takes .* --resolution .*, or set {option}$"):
+        data.check_sources(config)
+
+
+@pytest.mark.parametrize(
+    ("changed", "sentence"),
+    [
+        ({"world": "scens"}, "there is no world 'scens'; did you mean scenes"),
+        ({"split": "backgrund"}, "there is no split 'backgrund'; did you mean background"),
+        ({"options": ("haze=2",)}, "haze is 2"),
+        ({"world": None}, r"data\.world and data\.shards are missing"),
+    ],
+)
+def test_a_world_without_such_images_is_refused(changed: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        data.check_sources(TrainConfig(data=replace(DATA, **changed)))
+
+
+def test_a_generator_may_be_given_images_of_its_tokenizers_size(tokenizers: Path, mine: Path) -> None:
+    given = DataConfig(shards=str(mine), tokenizer=tokenizers / "vae")
+    data.check_sources(TrainConfig(model=DIT, data=given))
+    with pytest.raises(ValueError, match=r"^data\.shards: .* 16×16, the model takes 32×32"):
+        data.check_sources(TrainConfig(model=replace(DIT, image_size=32), data=given))
+
+
+def test_replay_begins_with_weights_of_its_own_vae_and_is_told_where_they_come_from(
+    tokenizers: Path, mine: Path, tmp_path: Path
+) -> None:
+    replay = TrainConfig(model=ReplayConfig(SLOTS), data=DataConfig(shards=str(mine)))
+    replay = replace(replay, model=replace(replay.model, vae=replace(SLOTS, image_size=16)))
+    with pytest.raises(ValueError, match=r"^start: .* replay begins with a slot VAE .* `cgf train frame_vae_cpu`"):
+        data.check_sources(replace(replay, start=tmp_path))
+    with pytest.raises(ValueError, match=r"^start: .* holds a model of ConvVAEConfig; expected SlotVAEConfig"):
+        data.check_sources(replace(replay, start=tokenizers / "vae"))
+    with pytest.raises(ValueError, match=r"with model\.vae\.image_size 8, and here it is 16; give it as it was"):
+        data.check_sources(replace(replay, start=tokenizers / "slots"))
+
+
+@pytest.mark.parametrize(("bank", "kept"), [(4096, 20), (20, 20), (7, 7)])
+def test_replays_bank_is_no_larger_than_its_data(mine: Path, bank: int, kept: int) -> None:
+    model = ReplayConfig(bank=bank)
+    for source in (DATA, DataConfig(shards=str(mine))):
+        assert data.fitted(TrainConfig(model=model, data=source)).model == replace(model, bank=kept)
+
+
 @pytest.mark.parametrize("batch", [1, 7, 64])
 def test_images_come_in_the_order_they_were_packed_and_none_twice(tmp_path: Path, batch: int) -> None:
     part = Scenes(16).split("background", size=20)
@@ -96,14 +174,14 @@ TOKENIZERS = {
 }
 DIT, MASKGIT = DiTConfig(image_size=16, channels=3), MaskGITConfig(image_size=16, codes=12)
 
+SLOTS = SlotVAEConfig(8, 2, 4, EncoderConfig(width=8, slot_heads=2), DecoderConfig(heads=2, head_dim=4, query_dim=8))
+
 
 @pytest.fixture(scope="module")
 def tokenizers(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Exported weights in ``vae``, ``vq`` and, of other weights, ``other``; in ``slots`` those of a slot VAE."""
     folder = tmp_path_factory.mktemp("tokenizers")
-    encoder, decoder = EncoderConfig(width=8, slot_heads=2), DecoderConfig(heads=2, head_dim=4, query_dim=8)
-    slots = SlotVAEConfig(8, 2, 4, encoder, decoder)
-    for seed, (name, config) in enumerate([*TOKENIZERS.items(), ("other", TOKENIZERS["vae"]), ("slots", slots)]):
+    for seed, (name, config) in enumerate([*TOKENIZERS.items(), ("other", TOKENIZERS["vae"]), ("slots", SLOTS)]):
         torch.manual_seed(seed)
         export(build(config).state_dict(), config, folder / name)
     return folder
@@ -124,7 +202,7 @@ def test_a_generator_is_given_the_tokens_of_the_worlds_images(
     images = data.part(config.data, 16, "validation").samples(np.arange(8))
     expected = tokenizer.codes if model is MASKGIT else tokenizer.encode
     stream = data.open_validation(config, found.validation, Ranks.alone())
-    data.check_fit(config, stream)
+    data.check_fit(config, found.validation)
     batches = [*stream]
     torch.testing.assert_close(
         torch.cat([batch.images for batch in batches]), expected(torch.from_numpy(images.images)).detach()
@@ -221,4 +299,4 @@ def test_shards_that_the_model_cannot_learn_are_refused(tokenizers: Path, tmp_pa
     ):
         asked = TrainConfig(model=model, batch_size=4)  # type: ignore[arg-type]
         with pytest.raises(ValueError, match=sentence):
-            data.check_fit(asked, data.open_stream(asked, folder, Ranks.alone()))
+            data.check_fit(asked, folder)

@@ -28,7 +28,7 @@ from compgen_fast.models.config import (
     SlotVAEConfig,
     SupervisedConfig,
 )
-from compgen_fast.train.export import CONFIG, WEIGHTS, begin_with, export, load_model
+from compgen_fast.train.export import CONFIG, WEIGHTS, begin_with, check_start, export, load_model, read_settings
 from compgen_fast.worlds.source import Factor
 
 ENCODER = EncoderConfig(width=8, slot_layers=1, slot_heads=2)
@@ -198,3 +198,54 @@ def test_other_weights_are_no_beginning(tmp_path: Path, given: ModelConfig, taki
 def test_a_folder_without_weights_is_no_beginning(tmp_path: Path, config: ModelConfig) -> None:
     with pytest.raises(ValueError, match="expected a folder of exported weights"):
         begin_with(build(config), tmp_path)
+
+
+def test_folders_are_named_by_text_as_well_as_by_paths(tmp_path: Path) -> None:
+    folder = str(tmp_path / "weights")
+    model = build(VAE)
+    export(model.state_dict(), VAE, folder)
+    assert read_settings(folder).model == VAE
+    begin_with(model, folder)
+    check_start(VAE, folder)
+    found = load_model(folder).state_dict()
+    assert all(torch.equal(found[name], tensor) for name, tensor in model.state_dict().items())
+
+
+@pytest.mark.parametrize("config", [VAE, SUPERVISED, REPLAY, *GENERATORS], ids=lambda config: type(config).__name__)
+def test_weights_to_begin_with_are_judged_without_reading_them(
+    tmp_path: Path, config: ModelConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    state = exported(config, tmp_path / "weights")
+    monkeypatch.setattr("compgen_fast.train.export.load_file", lambda _: pytest.fail("read"))
+    check_start(config, tmp_path / "weights", FACTORS)
+    name = next(iter(state))
+    export({**state, name: torch.zeros(3, 5, 7)}, config, tmp_path / "weights", FACTORS)
+    with pytest.raises(ValueError, match=r"is \[3, 5, 7\] there .* expected weights of a model with the same parts"):
+        check_start(config, tmp_path / "weights", FACTORS)
+
+
+def test_a_vae_that_reads_its_weights_otherwise_is_refused_though_all_shapes_fit(tmp_path: Path) -> None:
+    exported(VAE, tmp_path / "weights")
+    otherwise = replace(VAE, decoder=replace(VAE.decoder, heads=1, head_dim=8))
+    assert {name: t.shape for name, t in build(otherwise).state_dict().items()} == {
+        name: t.shape for name, t in build(VAE).state_dict().items()
+    }
+    with pytest.raises(ValueError, match=r"was trained with model\.decoder\.heads 2, and here it is 1"):
+        check_start(otherwise, tmp_path / "weights")
+    with pytest.raises(ValueError, match=r"was trained with model\.vae\.decoder\.heads 2, and here it is 1"):
+        check_start(ReplayConfig(otherwise), tmp_path / "weights")
+    check_start(ReplayConfig(replace(VAE, loss=LossConfig())), tmp_path / "weights")
+
+
+def test_weights_of_another_kind_of_model_are_refused(tmp_path: Path) -> None:
+    exported(SUPERVISED, tmp_path / "weights")
+    for config in (VAE, REPLAY):
+        with pytest.raises(ValueError, match="holds a model of SupervisedConfig; expected SlotVAEConfig"):
+            check_start(config, tmp_path / "weights")
+
+
+def test_damaged_weights_are_refused_in_a_sentence(tmp_path: Path) -> None:
+    exported(VAE, tmp_path / "weights")
+    (tmp_path / "weights" / WEIGHTS).write_bytes(b"no tensors")
+    with pytest.raises(ValueError, match=r"weights\.safetensors is damaged .* copy it again"):
+        load_model(tmp_path / "weights")

@@ -17,6 +17,7 @@ from PIL import Image
 from compgen_fast.cli import main
 from compgen_fast.train.checkpoints import Checkpoints
 from compgen_fast.train.export import load_model
+from compgen_fast.train.folder import read_config
 from compgen_fast.train.ranks import Ranks
 from tests.train.runs import finish, lines, losses, settings_of, start, train, wait_until
 
@@ -68,6 +69,19 @@ def test_a_run_that_is_killed_goes_on_bit_for_bit(straight: Path) -> None:
     printed = train(out, "--checkpoint.every", "3", "--resume")
     assert "going on after step" in printed
     assert losses(out) == losses(straight)
+    assert (
+        printed.count("slots are not bound") == 1
+    )  # after 12 steps no slot owns anything; said once, not at each save
+    assert "slots are not bound" in (out / "report.html").read_text()
+
+
+def test_shards_of_ones_own_are_enough(straight: Path) -> None:
+    out, (shards,) = straight.parent / "own", (straight.parent / "data").glob("*train64*")
+    train(out, "--data.shards", str(shards), "--steps", "6")
+    kept = read_config(out).data
+    assert (kept.shards, kept.world, kept.split, kept.validation) == (str(shards), None, None, None)
+    assert losses(out) == losses(straight)[:6]
+    assert {"overlap", "slot_0_owns", "slot_1_owns"} <= lines(out)[5].keys() and "validation_loss" not in lines(out)[5]
 
 
 DIES_AFTER_ITS_CHECKPOINT = """
@@ -92,7 +106,9 @@ def test_a_run_that_dies_right_after_its_checkpoint_has_the_line_of_that_step(st
 def test_a_run_goes_on_with_more_ranks_and_another_zero_stage(straight: Path) -> None:
     out = straight.parent / "grown"
     train(out, "--steps", "5")
-    train(out, "--resume", "--nproc", "2", "--zero-stage", "2")
+    printed = train(out, "--resume", "--nproc", "2", "--zero-stage", "2")
+    assert printed.count("goes on after step 5 with other settings") == printed.count("zero_stage: 0 → 2") == 1
+    assert "zero_stage: 0 → 2" in (out / "report.html").read_text()
     assert losses(out)[:5] == losses(straight)[:5]
     assert losses(out) == pytest.approx(losses(straight), rel=1e-4)
 
@@ -188,8 +204,12 @@ def test_a_loss_that_is_not_finite_ends_the_run_and_names_the_layer(straight: Pa
         (("--zero-stage", "3"), "zero_stage is 3; expected 0, 1 or 2"),
         (("--device", "cuda"), "torch sees no CUDA"),
         (("--model.loss.penalty", "attention", "--model.decoder.kind", "additive"), "penalty 'attention'"),
-        (("--data.shards", "nowhere", "--data.split", "background"), "shards are of one split"),
+        (("--data.shards", "nowhere", "--data.split", "background"), "--data.split has no effect with"),
         (("--data.world", "atlantis"), "there is no world 'atlantis'"),
+        (("--nproc", "0"), "nproc is 0; expected at least 1"),
+        (("--optimiser.betas", "2", "0.9"), "optimiser.betas is (2.0, 0.9)"),
+        (("--start", "nowhere"), "start: nowhere does not hold config.json"),
+        (("--data.cache", str(Path(__file__) / "data")), "test_training.py is a file; choose a folder"),
         (("--steps", "0"), "steps is 0; expected at least 1"),
         (("--data.budget", "1.5"), "data.budget is 1.5; expected a share of samples, from 0 to below 1"),
         (("--bogus", "1"), "--bogus"),
@@ -201,7 +221,7 @@ def test_impossible_settings_end_with_a_sentence(
     if settings[0] == "--device" and torch.cuda.is_available():
         pytest.skip("there is one")
     assert sentence in refused(tmp_path / "run", *settings)
-    assert not (tmp_path / "run" / "checkpoints").exists()
+    assert not (tmp_path / "run").exists() and not (tmp_path / "data").exists()
 
 
 def test_a_folder_with_a_run_is_not_overwritten(straight: Path, refused: Callable[..., str]) -> None:
