@@ -141,7 +141,8 @@ def _curve(ax: "Axes", rows: Sequence[Row], name: str) -> None:
     for key, style in ((name, {"lw": 1.2}), (f"validation_{name}", {"marker": "o", "lw": 0.8})):
         points = [(row["step"], row[key]) for row in rows if key in row]
         if points:
-            ax.plot(*zip(*points, strict=True), label=key, **style)
+            alone = {"marker": "o"} if len(points) == 1 else {}
+            ax.plot(*zip(*points, strict=True), label=key, **style | alone)
     if name in ("loss", "mse") and all(row[name] > 0 for row in rows if name in row):
         ax.set_yscale("log")
     ax.grid(alpha=0.3)
