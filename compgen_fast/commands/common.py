@@ -34,11 +34,12 @@ def load(module: str) -> ModuleType:
         raise UsageError(str(refusal)) from None
 
 
-def check_cuda() -> None:
+def check_cuda(asked: str = "--device cuda") -> None:
+    """Refuses what was ``asked`` for where it needs a GPU and there is none."""
     import torch
 
     if not torch.cuda.is_available():
-        raise UsageError("--device cuda: torch sees no CUDA or ROCm device here; `cgf env` says what it sees")
+        raise UsageError(f"{asked}: torch sees no CUDA or ROCm device here; `cgf env` says what it sees")
 
 
 def refuse_unknown(given: Sequence[str], what: str, known: Iterable[str]) -> None:

@@ -33,7 +33,7 @@ class PerceptionStudy:
             raise UsageError(f"--seeds is {self.seeds}; it must be at least 1")
         check_workers(self.workers)
         if self.scale == "gpu" and not self.dry_run:
-            check_cuda()
+            check_cuda("--scale gpu")
         study = load("compgen_fast.studies.perception.study")
         out = self.out or Path("runs") / f"perception-{self.split}-{self.scale}"
         with refusals():
@@ -82,7 +82,7 @@ class GenerationStudy:
     def run(self) -> int:
         check_workers(self.workers)
         if self.scale == "gpu":
-            check_cuda()
+            check_cuda("--scale gpu")
         study = load("compgen_fast.studies.generation.study")
         out = self.out or Path("runs") / f"generation-{self.scale}"
         with refusals():
