@@ -20,9 +20,12 @@ def test_the_page_lists_every_code_as_it_is_declared() -> None:
 
 
 def test_a_signals_code_is_what_the_shell_calls_it() -> None:
+    def heard() -> None:  # where tests run in the background of a script, SIGINT is ignored
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+
     for number, code in STOPS.items():
-        ended = subprocess.run(["sh", "-c", f"sh -c 'kill -{int(number)} $$'; exit $?"], capture_output=True)
-        assert ended.returncode == code
+        command = ["sh", "-c", f"sh -c 'kill -{int(number)} $$'; exit $?"]
+        assert subprocess.run(command, capture_output=True, preexec_fn=heard).returncode == code
 
 
 IMPORTS_AND_IS_INTERRUPTED = """

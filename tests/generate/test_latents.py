@@ -132,7 +132,7 @@ def test_tokens_of_another_tokenizer_are_refused(source: Part, vae: ConvVAE, tmp
     stream.check(vae)
     with pytest.raises(StreamError, match=f"made by the tokenizer {fingerprint(vae)}, and this one is"):
         stream.check(other)
-    with pytest.raises(StreamError, match="holds a pack of something else"):
+    with pytest.raises(StreamError, match="holds a pack of other images or settings"):
         cache(other, source, tmp_path / "latents", kind="latents")
 
 
