@@ -69,7 +69,8 @@ def write(
         examples: by title, for each image [3, H, W, 3] itself, from the encoder's guess, and as found.
         settings: of the search, by name.
     """
-    pairs = [(name, f"{value}") for name, value in settings.items()]
+    told = {name: ", ".join(value) if isinstance(value, tuple) else value for name, value in settings.items()}
+    pairs = [(name, f"{value}") for name, value in told.items()]
     body = (
         f"<h1>Search</h1><p class=finding>{html.escape(str(errors))}.</p>"
         f"<div class=wide>{drawing(partial(_histogram, errors=errors), (9, 3), 'errors before and after')}</div>"
