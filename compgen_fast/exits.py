@@ -26,7 +26,7 @@ class Exit(IntEnum):
     STALLED = 75, "a rank hangs or is gone: all ranks were ended, and the rank is named; trying again may help"
     INTERRUPTED = 128 + signal.SIGINT, "ctrl-C (SIGINT): not finished"
     REQUEUE = 128 + signal.SIGUSR1, "SIGUSR1, a scheduler's notice of a time limit: not finished, to be started again"
-    READER_GONE = 128 + signal.SIGPIPE, "whoever read the output went away, as in `cgf … | head`"
+    READER_GONE = 128 + signal.SIGPIPE, "whoever read the output went away, as `head` does after its lines"
     TERMINATED = 128 + signal.SIGTERM, "SIGTERM: not finished"
 
 
