@@ -6,7 +6,6 @@ each batch is a part-….safetensors of its own; a search that was cut off goes 
 """
 
 import json
-import os
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, fields
@@ -19,6 +18,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from compgen_fast.draws import Draws
+from compgen_fast.files import LEFTOVERS, whole_file
 from compgen_fast.invert.composites import Composites
 from compgen_fast.invert.marginals import SlotMarginals
 from compgen_fast.invert.newton import newton
@@ -196,9 +196,8 @@ def _write_part(found: Found, keys: Sequence[str], out: Path, number: int) -> No
     told = {field.name: getattr(found, field.name) for field in fields(Found)}
     tensors = {name: value.contiguous().cpu() for name, value in told.items() if value is not None}
     path.with_suffix(".json").write_text(json.dumps(list(keys)))
-    temporary = path.with_suffix(f".{os.getpid()}")
-    save_tensors(tensors, temporary)
-    temporary.replace(path)
+    with whole_file(path) as temporary:
+        save_tensors(tensors, temporary)
 
 
 def _read_parts(out: Path) -> tuple[dict[str, Tensor], list[str]]:
@@ -212,9 +211,8 @@ def _read_parts(out: Path) -> tuple[dict[str, Tensor], list[str]]:
 def _joined(out: Path, found: dict[str, Tensor], keys: list[str]) -> Path:
     """All parts as one file, and the parts removed."""
     (out / KEYS).write_text(json.dumps(keys))
-    temporary = out / f".{LATENTS}"
-    save_tensors(found, temporary)
-    temporary.replace(out / LATENTS)
-    for path in out.glob("part-*"):  # also of one that was killed while it was written
+    with whole_file(out / LATENTS) as temporary:
+        save_tensors(found, temporary)
+    for path in [*out.glob("part-*"), *out.glob(LEFTOVERS)]:  # also of one that was killed while it was written
         path.unlink()
     return out / LATENTS

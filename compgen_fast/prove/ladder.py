@@ -30,6 +30,7 @@ import torch
 import triton
 from rich.console import Console
 
+from compgen_fast.files import write_whole
 from compgen_fast.progress import following
 from compgen_fast.prove.ahead_of_time import TARGETS, Figures, cost, identity
 from compgen_fast.prove.catalogue import (
@@ -228,9 +229,7 @@ def perform(job: Job) -> dict[str, Any]:
     if job.kind != "compile" or "why" not in result:
         path = _cache() / _key(job)
         path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_suffix(f".{os.getpid()}")
-        temporary.write_text(json.dumps(result))
-        temporary.replace(path)
+        write_whole(path, json.dumps(result))
     return result
 
 

@@ -30,6 +30,7 @@ from unittest import mock
 
 import torch
 
+from compgen_fast.files import write_whole
 from compgen_fast.kernels import launch as launching
 from compgen_fast.kernels.launch import Config
 from compgen_fast.prove.ahead_of_time import TARGETS, Figures, Launch, cost, recorded_launches
@@ -293,10 +294,7 @@ def write(chosen: list[tuple[str, Choice]], by: str) -> None:
         table[architecture]["by"] = by
     for entry in table.values():
         entry["hash"] = launching.configuration_hash(entry["kernels"])
-    text = _text(table)
-    beside = path.with_suffix(".new")
-    beside.write_text(text)
-    beside.replace(path)
+    write_whole(path, _text(table))
     launching.configurations.cache_clear()
 
 

@@ -6,12 +6,12 @@ same run. The file is small: everything per sample is in the shards' indexes.
 
 import hashlib
 import json
-import os
 import re
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+from compgen_fast.files import write_whole
 from compgen_fast.stream.faults import StreamError
 from compgen_fast.worlds.source import Factor
 
@@ -98,12 +98,7 @@ def shard_name(number: int) -> str:
 
 
 def write(manifest: Manifest, folder: Path) -> None:
-    temporary = folder / f".{FILE}.tmp"
-    with temporary.open("w") as file:
-        file.write(manifest.to_json())
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(folder / FILE)
+    write_whole(folder / FILE, manifest.to_json())
 
 
 def read(path: Path, origin: str | None = None) -> Manifest:

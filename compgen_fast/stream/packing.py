@@ -28,6 +28,7 @@ from typing import Any
 
 import numpy as np
 
+from compgen_fast.files import LEFTOVERS
 from compgen_fast.progress import following
 from compgen_fast.stream import codecs, index, manifest
 from compgen_fast.stream.faults import StreamError
@@ -401,5 +402,5 @@ def key_of(number: int) -> str:
 
 
 def _remove_leftovers(folder: Path) -> None:
-    for path in folder.glob(".*.tmp"):
+    for path in folder.glob(LEFTOVERS):
         path.unlink(missing_ok=True)

@@ -6,7 +6,6 @@ study's folder, in a process of its own.
 """
 
 import json
-import os
 import signal
 import sys
 import threading
@@ -25,6 +24,7 @@ from numpy.typing import NDArray
 from rich.console import Console
 
 from compgen_fast.exits import Exit
+from compgen_fast.files import write_whole
 from compgen_fast.progress import following
 from compgen_fast.train.memory import keep_freed_memory
 
@@ -130,6 +130,4 @@ def _run(job: Job, work: Work, out: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     with _path(job, out, "npz").open("wb") as file:
         np.savez_compressed(file, **drawn)  # type: ignore[arg-type]
-    temporary = path.with_suffix(f".{os.getpid()}")
-    temporary.write_text(json.dumps(stored))
-    temporary.replace(path)  # last: a job is done when this is there
+    write_whole(path, json.dumps(stored))  # last: a job is done when this is there

@@ -5,13 +5,13 @@ history.jsonl  settings changed on the way    checkpoints/   checkpoints.py     
 """
 
 import json
-import os
 import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from compgen_fast.files import write_whole
 from compgen_fast.train.config import OF_WORLD, TrainConfig, settled
 from compgen_fast.train.ranks import Ranks
 from compgen_fast.train.settings import changes, from_json, to_json, to_plain
@@ -57,10 +57,7 @@ def _claim(config: TrainConfig, resume: bool) -> None:
     config.out.mkdir(parents=True, exist_ok=True)
     if changed:
         _note(config.out, changed)
-    path = config.out / CONFIG
-    temporary = path.with_name(f".{CONFIG}.{os.getpid()}")
-    temporary.write_text(to_json(config))
-    temporary.replace(path)
+    write_whole(config.out / CONFIG, to_json(config))
 
 
 def _changed(config: TrainConfig) -> list[Row]:

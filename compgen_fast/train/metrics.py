@@ -10,7 +10,6 @@ Not for deciding anything: losses that are not finite are written down here and 
 
 import json
 import math
-import os
 import sys
 import time
 from collections.abc import Iterator, Mapping
@@ -27,6 +26,7 @@ from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Column
 from torch import Tensor
 
+from compgen_fast.files import whole_file
 from compgen_fast.progress import SECONDS_BETWEEN_LINES
 from compgen_fast.tables import Sheet
 from compgen_fast.train.peak import memory_in_use
@@ -215,12 +215,8 @@ def keep_before(path: Path, step: int) -> list[Row]:
     if not path.exists():
         return []
     kept = [(line, row) for line, row in _lines(path) if row["step"] < step]
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    with temporary.open("wb") as file:
-        file.writelines(line + b"\n" for line, _ in kept)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
+    with whole_file(path) as temporary:
+        temporary.write_bytes(b"".join(line + b"\n" for line, _ in kept))
     return [row for _, row in kept]
 
 

@@ -7,6 +7,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from compgen_fast.files import whole_file
 from compgen_fast.measure.factor_probes import FactorProbes, fit_probes
 from compgen_fast.models.tokenizer import Tokenizer
 from compgen_fast.studies import training
@@ -32,8 +33,8 @@ def fit(config: TrainConfig, out: Path, steps: int) -> None:
     source = _world(config).split("all", size=8_000)
     taught = fit_probes([source], CONCEPTS, steps=steps, least=least)
     path.parent.mkdir(parents=True, exist_ok=True)
-    save_file(taught.state_dict(), path.with_suffix(".new"))
-    path.with_suffix(".new").replace(path)
+    with whole_file(path) as temporary:
+        save_file(taught.state_dict(), temporary)
 
 
 def probes(config: TrainConfig, out: Path) -> FactorProbes:

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from compgen_fast.draws import Draws
+from compgen_fast.files import write_whole
 from compgen_fast.generate.generator import Generator
 from compgen_fast.measure.factor_probes import FactorProbes
 from compgen_fast.models.tokenizer import Tokenizer
@@ -118,8 +119,7 @@ def _ask(trainer: Trainer, job: Run, asking: Asking, last: dict[str, Any]) -> No
             if job.ablated:
                 last["circuits"] = circuits.effects(model, asking.first(prepare.SHARES["validation"] * job.images))
         model.train()
-    path.with_suffix(".new").write_text(json.dumps([*kept, asdict(asking.point(step, images))]))
-    path.with_suffix(".new").replace(path)
+    write_whole(path, json.dumps([*kept, asdict(asking.point(step, images))]))
 
 
 def shown(images: Tensor, each: int) -> NDArray[np.uint8]:

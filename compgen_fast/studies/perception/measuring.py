@@ -19,6 +19,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from compgen_fast.files import write_whole
 from compgen_fast.invert import Found, SlotMarginals, newton, search, starts
 from compgen_fast.measure import (
     Readout,
@@ -87,9 +88,7 @@ def measure(folder: Path) -> None:
     else:
         assert isinstance(model, SlotVAE)
         result = _inverted(job, model, parts, folder)
-    whole = json.dumps(result)
-    (folder / f".{RESULT}").write_text(whole)
-    (folder / f".{RESULT}").replace(folder / RESULT)
+    write_whole(folder / RESULT, json.dumps(result))
 
 
 def _images(job: Job, name: str, count: int) -> Images:

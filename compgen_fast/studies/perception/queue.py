@@ -15,6 +15,7 @@ from queue import SimpleQueue
 
 from rich.console import Console
 
+from compgen_fast.files import write_whole
 from compgen_fast.progress import Advance, following
 from compgen_fast.studies.perception.measuring import RESULT
 from compgen_fast.studies.perception.plan import Job
@@ -80,8 +81,7 @@ def _claimed(job: Job, out: Path) -> Path:
             )
         return folder
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / f".{JOB}").write_text(to_json(job))
-    (folder / f".{JOB}").replace(folder / JOB)
+    write_whole(folder / JOB, to_json(job))
     return folder
 
 
