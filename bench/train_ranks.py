@@ -32,12 +32,12 @@ from torch.nn.utils import clip_grad_norm_
 from compgen_fast.draws import Draws
 from compgen_fast.models.build import build
 from compgen_fast.models.summary import WARMED_UP
+from compgen_fast.settings import from_json, to_json
 from compgen_fast.train import engine
 from compgen_fast.train.config import TrainConfig
 from compgen_fast.train.launch import Placement, placed
 from compgen_fast.train.ranks import Ranks, joined
 from compgen_fast.train.scaling import calibrate_cpu
-from compgen_fast.train.settings import from_json, to_json
 
 STAGES = (0, 1, 2)
 WARM = 3  # untimed steps, after which all contenders must have arrived at the same weights

@@ -24,14 +24,13 @@ from compgen_fast.invert.marginals import SlotMarginals
 from compgen_fast.invert.newton import newton
 from compgen_fast.invert.search import Found, search
 from compgen_fast.invert.starts import starts
+from compgen_fast.models.io import load_model, save_tensors
 from compgen_fast.models.replay import Replay, has_roles
 from compgen_fast.models.slot_vae import SlotVAE, as_bytes
 from compgen_fast.progress import following
 from compgen_fast.report import search as report
 from compgen_fast.report.search import Errors
 from compgen_fast.stream import ShardStream, pack
-from compgen_fast.train.checkpoints import save_tensors
-from compgen_fast.train.export import load_model
 
 SETTINGS, LATENTS, KEYS = "settings.json", "latents.safetensors", "keys.json"
 

@@ -19,18 +19,19 @@ import re
 import shutil
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor
 
+from compgen_fast.files import hidden_beside, recover, whole_folder
+from compgen_fast.models.io import copied, save_tensors
+from compgen_fast.settings import from_json, to_json
 from compgen_fast.train.ranks import Ranks
-from compgen_fast.train.settings import from_json, to_json
-from compgen_fast.train.state import Engine, collect, copied, random_state, restore, restore_random, shared
+from compgen_fast.train.state import Engine, collect, random_state, restore, restore_random, shared
 
 T = TypeVar("T")
 TENSORS, EXTRA, RANDOM, MANIFEST = "state.safetensors", "extra.json", "random.json", "manifest.json"
@@ -223,7 +224,7 @@ class Checkpoints:
         found = self._found()
         kept = sorted(found, key=_age)[: self.keep] + sorted(_measured(found), key=_rating)[:1]
         for path in {path for path, _ in found} - {path for path, _ in kept}:
-            away = _hidden(path, "pruned")
+            away = hidden_beside(path, "pruned")
             os.rename(path, away)  # gone at once; whatever deletion then leaves is cleared at the next start
             shutil.rmtree(away, ignore_errors=True)
 
@@ -292,79 +293,3 @@ def _whole(path: Path) -> Manifest:
 def _described(path: Path) -> File:
     with path.open("rb") as file:
         return File(path.name, path.stat().st_size, hashlib.file_digest(file, "sha256").hexdigest())
-
-
-def save_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
-    """Contiguous CPU tensors to a safetensors file; what the disk objects to is an OSError."""
-    try:
-        save_file(dict(tensors), path)
-    except SafetensorError as error:
-        code = re.search(r"\(os error (\d+)\)", str(error))
-        if code is None:
-            raise
-        raise OSError(int(code[1]), os.strerror(int(code[1])), str(path)) from error
-    _open_to_readers(path)
-
-
-def _open_to_readers(path: Path) -> None:
-    """safetensors makes files that only their owner can read; gives them the rights that any new file has."""
-    ordinary = path.with_name(f".{path.name}.rights")
-    ordinary.touch()
-    shutil.copymode(ordinary, path)
-    ordinary.unlink()
-
-
-@contextmanager
-def whole_folder(target: Path) -> Iterator[Path]:
-    """A folder to fill. When the block ends it becomes ``target``, in place of what had that name; when the block
-    raises it is removed, and what had that name stays.
-    """
-    recover(target)
-    filling = _hidden(target, "saving")
-    filling.mkdir(parents=True)
-    try:
-        yield filling
-        for path in [*filling.iterdir(), filling]:
-            _flush(path)
-        _rename(filling, target)
-        _flush(target.parent)
-    except BaseException:
-        shutil.rmtree(filling, ignore_errors=True)
-        raise
-    shutil.rmtree(_hidden(target, "replaced"), ignore_errors=True)
-
-
-def recover(target: Path) -> None:
-    """Clears away what a process killed inside `whole_folder` or while pruning left beside ``target``."""
-    replaced = _hidden(target, "replaced")
-    if replaced.exists() and not target.exists():
-        os.rename(replaced, target)  # killed between the two renames
-    for state in ("saving", "replaced", "pruned"):
-        with suppress(FileNotFoundError):
-            shutil.rmtree(_hidden(target, state))
-
-
-def _rename(filling: Path, target: Path) -> None:
-    """A folder cannot be renamed onto a full one, so that one steps aside."""
-    replaced = _hidden(target, "replaced")
-    if target.exists():
-        os.rename(target, replaced)
-    try:
-        os.replace(filling, target)
-    except OSError:
-        if replaced.exists():
-            os.rename(replaced, target)
-        raise
-
-
-def _hidden(target: Path, state: str) -> Path:
-    return target.with_name(f".{target.name}.{state}")
-
-
-def _flush(path: Path) -> None:
-    """What was written to a file, or the names in a folder, to the disk itself."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

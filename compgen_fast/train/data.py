@@ -14,11 +14,11 @@ from torch import Tensor
 from compgen_fast.generate.config import GeneratorConfig, MaskGITConfig, ObjectiveConfig
 from compgen_fast.generate.latents import Kind, Layout, TokenStream, cache, check_maker, fingerprint, layout_at
 from compgen_fast.models.config import ModelConfig, ReplayConfig, TokenizerConfig, VQVAEConfig
+from compgen_fast.models.io import WEIGHTS, check_start, load_model, read_settings
 from compgen_fast.models.tokenizer import Tokenizer
 from compgen_fast.stream import ShardStream, StreamError, manifest, pack
 from compgen_fast.stream.remote import Local, place
 from compgen_fast.train.config import NEEDS_A_VAE, NEEDS_TOKENS, DataConfig, TrainConfig
-from compgen_fast.train.export import WEIGHTS, check_start, load_model, read_settings
 from compgen_fast.train.ranks import Ranks
 from compgen_fast.worlds import Factor, Part, open_split
 from compgen_fast.worlds.options import named

@@ -1,7 +1,7 @@
 """A run's folder: whose it is, whether a run may start or go on in it, and which settings it had when.
 
 config.json    the settings, all of them      metrics.jsonl, tensorboard/    metrics.py
-history.jsonl  settings changed on the way    checkpoints/   checkpoints.py                 weights/  export.py
+history.jsonl  settings changed on the way    checkpoints/   checkpoints.py                 weights/  models/io.py
 """
 
 import json
@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from compgen_fast.files import write_whole
+from compgen_fast.settings import changes, from_json, to_json, to_plain
 from compgen_fast.train.config import OF_WORLD, TrainConfig, settled
 from compgen_fast.train.ranks import Ranks
-from compgen_fast.train.settings import changes, from_json, to_json, to_plain
 
 CONFIG, HISTORY = "config.json", "history.jsonl"
 # What a run may not change on its way: the model, and which samples come in which order.

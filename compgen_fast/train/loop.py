@@ -22,6 +22,7 @@ from compgen_fast.draws import Draws
 from compgen_fast.models.build import build
 from compgen_fast.models.diagnosed import Diagnosed
 from compgen_fast.models.ends_steps import EndsSteps
+from compgen_fast.models.io import begin_with, export
 from compgen_fast.models.replay import Replay
 from compgen_fast.models.summary import training_flops
 from compgen_fast.stream import Batch, ShardStream
@@ -30,7 +31,6 @@ from compgen_fast.train.audit import AuditFailed, audit
 from compgen_fast.train.checkpoints import CheckpointError, Checkpoints
 from compgen_fast.train.config import TrainConfig, micro_batch
 from compgen_fast.train.ema import Ema
-from compgen_fast.train.export import begin_with, export
 from compgen_fast.train.guards import NotFinite, Spike, first_bad_layer, not_finite
 from compgen_fast.train.metrics import Metrics
 from compgen_fast.train.peak import measured_peak

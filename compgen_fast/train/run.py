@@ -10,6 +10,7 @@ from rich.console import Console
 from compgen_fast.exits import Exit
 from compgen_fast.models.build import check as check_model
 from compgen_fast.report import training as report
+from compgen_fast.settings import changes
 from compgen_fast.train import folder
 from compgen_fast.train.config import TrainConfig, check
 from compgen_fast.train.data import check_sources, check_tokenizer, fitted, open_tokenizer
@@ -18,7 +19,6 @@ from compgen_fast.train.loop import SHARED_FAILURES, Trainer
 from compgen_fast.train.memory import keep_freed_memory
 from compgen_fast.train.profiling import profile_steps, tables
 from compgen_fast.train.ranks import Ranks, joined, leave
-from compgen_fast.train.settings import changes
 from compgen_fast.train.signals import Stopped
 
 

@@ -24,6 +24,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from compgen_fast.models.io import copied
+
 MOMENTS = ("exp_avg", "exp_avg_sq")
 COUNTERS = ("global_steps", "global_samples", "skipped_steps")
 
@@ -225,11 +227,6 @@ def _rank() -> int:
 
 def _several() -> bool:
     return dist.is_initialized() and dist.get_world_size() > 1
-
-
-def copied(tensor: Tensor) -> Tensor:
-    """On the CPU, in memory of its own, without gaps."""
-    return tensor.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
 
 
 def _from_first(value: Any) -> Any:

@@ -14,10 +14,10 @@ from compgen_fast.cli import main
 from compgen_fast.invert import command
 from compgen_fast.models.build import build
 from compgen_fast.models.config import DecoderConfig, EncoderConfig, SlotVAEConfig, SupervisedConfig
+from compgen_fast.models.io import export
 from compgen_fast.report.page import PAGE
 from compgen_fast.report.search import Errors
 from compgen_fast.stream import ShardStream, pack
-from compgen_fast.train.export import export
 from compgen_fast.worlds import open_split
 
 MODEL = SlotVAEConfig(

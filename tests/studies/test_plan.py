@@ -7,9 +7,9 @@ import pytest
 
 from compgen_fast.models.build import check as check_model
 from compgen_fast.models.config import ReplayConfig, SlotVAEConfig, SupervisedConfig
+from compgen_fast.settings import from_json, to_json
 from compgen_fast.studies.perception.plan import DECODERS, SCALES, Job, plan
 from compgen_fast.train.config import check
-from compgen_fast.train.settings import from_json, to_json
 
 OUT = Path("out")
 

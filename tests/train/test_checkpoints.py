@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 import torch
 
+from compgen_fast import files
 from compgen_fast.train import checkpoints
 from compgen_fast.train.checkpoints import EXTRA, MANIFEST, RANDOM, TENSORS, CheckpointError, Checkpoints, DiskFull
 from compgen_fast.train.ranks import Ranks
@@ -161,8 +162,8 @@ def test_a_manifest_cannot_lead_elsewhere_or_leave_a_file_out(tmp_path: Path) ->
     saved = opened(tmp_path)
     manifest = saved.save(trained(), 1, {}) / MANIFEST
     found = json.loads(manifest.read_text())
-    for files in ([], [*found["files"][:2], {**found["files"][2], "name": "../elsewhere"}]):
-        manifest.write_text(json.dumps({**found, "files": files}))
+    for listed in ([], [*found["files"][:2], {**found["files"][2], "name": "../elsewhere"}]):
+        manifest.write_text(json.dumps({**found, "files": listed}))
         with pytest.warns(RuntimeWarning, match="does not name the files"):
             assert saved.latest() is None
 
@@ -267,7 +268,7 @@ def test_keeping_none_is_refused(tmp_path: Path) -> None:
 
 MOMENTS = {
     "the tensors are written": (checkpoints, "_described", TENSORS),
-    "all files are written": (checkpoints, "_flush", MANIFEST),
+    "all files are written": (files, "_flush", MANIFEST),
     "the old one of this step has stepped aside": (os, "replace", "step_00000002"),
     "an old one is about to be deleted": (shutil, "rmtree", "step_00000001.pruned"),
 }

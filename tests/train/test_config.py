@@ -6,9 +6,9 @@ import pytest
 from compgen_fast.models import build
 from compgen_fast.models.config import ReplayConfig, SlotVAEConfig
 from compgen_fast.recipes import RECIPES
+from compgen_fast.settings import changes, from_json, to_json
 from compgen_fast.train.config import OptimiserConfig, TrainConfig, check, micro_batch
 from compgen_fast.train.engine import learning_rate, settings
-from compgen_fast.train.settings import changes, from_json, to_json
 
 
 @pytest.mark.parametrize("name", RECIPES)

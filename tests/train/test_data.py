@@ -23,10 +23,10 @@ from compgen_fast.models.config import (
     SlotVAEConfig,
     VQVAEConfig,
 )
+from compgen_fast.models.io import export, load_model
 from compgen_fast.stream import StreamError, manifest, pack, verify
 from compgen_fast.train import data
 from compgen_fast.train.config import DataConfig, TrainConfig
-from compgen_fast.train.export import export, load_model
 from compgen_fast.train.ranks import Ranks
 from compgen_fast.worlds import Scenes
 

@@ -13,9 +13,9 @@ from compgen_fast.draws import Draws
 from compgen_fast.generate.generator import Generator
 from compgen_fast.models.build import build
 from compgen_fast.models.config import ConvVAEConfig, VQVAEConfig
+from compgen_fast.models.io import export, load_model
 from compgen_fast.models.tokenizer import Tokenizer
 from compgen_fast.report.page import PAGE
-from compgen_fast.train.export import export, load_model
 from tests.train.runs import finish, lines, losses, start_recipe
 from tests.train.test_tokenizers import state
 

@@ -8,8 +8,8 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from compgen_fast.generate.latents import fingerprint
+from compgen_fast.models.io import load_model
 from compgen_fast.models.tokenizer import Tokenizer
-from compgen_fast.train.export import load_model
 from tests.train.runs import finish, losses, start_recipe
 
 SETTINGS = """

@@ -15,8 +15,8 @@ import webdataset
 from PIL import Image
 
 from compgen_fast.cli import main
+from compgen_fast.models.io import load_model
 from compgen_fast.train.checkpoints import Checkpoints
-from compgen_fast.train.export import load_model
 from compgen_fast.train.folder import read_config
 from compgen_fast.train.ranks import Ranks
 from tests.train.runs import finish, lines, losses, settings_of, start, train, wait_until

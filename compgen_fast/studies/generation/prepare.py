@@ -9,13 +9,13 @@ from torch import Tensor
 
 from compgen_fast.files import whole_file
 from compgen_fast.measure.factor_probes import FactorProbes, fit_probes
+from compgen_fast.models.io import load_model
 from compgen_fast.models.tokenizer import Tokenizer
 from compgen_fast.studies import training
 from compgen_fast.studies.generation.plan import CONCEPTS, TokenizerJob
 from compgen_fast.studies.queue import Found
 from compgen_fast.train import data
 from compgen_fast.train.config import TrainConfig
-from compgen_fast.train.export import load_model
 from compgen_fast.worlds.shapes2d import Shapes2D
 
 PROBES = "probes.safetensors"

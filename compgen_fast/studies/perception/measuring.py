@@ -32,6 +32,7 @@ from compgen_fast.measure import (
     masks_by_attention,
     per_factor,
 )
+from compgen_fast.models.io import load_model
 from compgen_fast.models.replay import Replay
 from compgen_fast.models.slot_vae import SlotVAE
 from compgen_fast.models.supervised import SupervisedEncoder
@@ -41,7 +42,6 @@ from compgen_fast.studies.perception import pictures
 from compgen_fast.studies.perception.plan import Job
 from compgen_fast.studies.perception.work import read_job, told
 from compgen_fast.train.data import part
-from compgen_fast.train.export import load_model
 from compgen_fast.train.memory import keep_freed_memory
 from compgen_fast.train.metrics import read as read_metrics
 from compgen_fast.worlds.source import Factor

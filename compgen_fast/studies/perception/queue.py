@@ -17,6 +17,7 @@ from rich.console import Console
 
 from compgen_fast.files import write_whole
 from compgen_fast.progress import Advance, following
+from compgen_fast.settings import to_json
 from compgen_fast.studies.perception.measuring import RESULT
 from compgen_fast.studies.perception.plan import Job
 from compgen_fast.studies.perception.work import JOB, read_job
@@ -24,7 +25,6 @@ from compgen_fast.studies.queue import terminable
 from compgen_fast.train import data
 from compgen_fast.train.config import DataConfig
 from compgen_fast.train.ranks import Ranks
-from compgen_fast.train.settings import to_json
 
 MODULES = {"work": "training", "measuring": "measuring"}
 TAIL = 5  # lines of a log in an error

@@ -19,6 +19,7 @@ from compgen_fast.recipes.perception import READ
 from compgen_fast.report import perception as report
 from compgen_fast.report.perception_numbers import of_objects
 from compgen_fast.report.study import PICTURES, RESULTS
+from compgen_fast.settings import to_json
 from compgen_fast.studies.perception import queue
 from compgen_fast.studies.perception.claims import claims
 from compgen_fast.studies.perception.measuring import RESULT
@@ -27,7 +28,6 @@ from compgen_fast.studies.record import versions
 from compgen_fast.tables import Sheet
 from compgen_fast.train import engine
 from compgen_fast.train.data import factors, part
-from compgen_fast.train.settings import to_json
 
 
 def run(

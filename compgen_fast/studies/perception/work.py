@@ -9,10 +9,10 @@ import sys
 from functools import partial
 from pathlib import Path
 
+from compgen_fast.settings import from_json
 from compgen_fast.studies import training
 from compgen_fast.studies.perception.plan import Job
 from compgen_fast.train.loop import Trainer
-from compgen_fast.train.settings import from_json
 
 JOB = "job.json"
 TRAINED = "trained"

@@ -28,7 +28,7 @@ from compgen_fast.models.config import (
     SlotVAEConfig,
     SupervisedConfig,
 )
-from compgen_fast.train.export import CONFIG, WEIGHTS, begin_with, check_start, export, load_model, read_settings
+from compgen_fast.models.io import CONFIG, WEIGHTS, begin_with, check_start, export, load_model, read_settings
 from compgen_fast.worlds.source import Factor
 
 ENCODER = EncoderConfig(width=8, slot_layers=1, slot_heads=2)
@@ -216,7 +216,7 @@ def test_weights_to_begin_with_are_judged_without_reading_them(
     tmp_path: Path, config: ModelConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     state = exported(config, tmp_path / "weights")
-    monkeypatch.setattr("compgen_fast.train.export.load_file", lambda _: pytest.fail("read"))
+    monkeypatch.setattr("compgen_fast.models.io.load_file", lambda _: pytest.fail("read"))
     check_start(config, tmp_path / "weights", FACTORS)
     name = next(iter(state))
     export({**state, name: torch.zeros(3, 5, 7)}, config, tmp_path / "weights", FACTORS)

@@ -7,21 +7,23 @@
 its sizes are read off that file, which must still be where the settings say.
 """
 
+import os
+import re
+import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from compgen_fast.files import whole_folder
 from compgen_fast.models.build import build
 from compgen_fast.models.config import ModelConfig, ReplayConfig, SlotVAEConfig
 from compgen_fast.models.replay import Replay
-from compgen_fast.train.checkpoints import save_tensors, whole_folder
-from compgen_fast.train.settings import changes, from_json, to_json
-from compgen_fast.train.state import copied
+from compgen_fast.settings import changes, from_json, to_json
 from compgen_fast.worlds.source import Factor
 
 WEIGHTS, CONFIG = "weights.safetensors", "config.json"
@@ -134,3 +136,28 @@ def read_settings(folder: str | Path) -> Exported:
     if settings.version != VERSION:
         raise ValueError(f"{path} has version {settings.version}; this program reads version {VERSION}")
     return settings
+
+
+def copied(tensor: Tensor) -> Tensor:
+    """On the CPU, in memory of its own, without gaps."""
+    return tensor.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
+
+
+def save_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
+    """Contiguous CPU tensors to a safetensors file; what the disk objects to is an OSError."""
+    try:
+        save_file(dict(tensors), path)
+    except SafetensorError as error:
+        code = re.search(r"\(os error (\d+)\)", str(error))
+        if code is None:
+            raise
+        raise OSError(int(code[1]), os.strerror(int(code[1])), str(path)) from error
+    _open_to_readers(path)
+
+
+def _open_to_readers(path: Path) -> None:
+    """safetensors makes files that only their owner can read; gives them the rights that any new file has."""
+    ordinary = path.with_name(f".{path.name}.rights")
+    ordinary.touch()
+    shutil.copymode(ordinary, path)
+    ordinary.unlink()

@@ -8,8 +8,8 @@ from typing import Any, Literal
 import pytest
 
 from compgen_fast.models.config import DecoderConfig, EncoderConfig, SlotVAEConfig, SupervisedConfig
+from compgen_fast.settings import from_json, to_json
 from compgen_fast.train.config import TrainConfig
-from compgen_fast.train.settings import from_json, to_json
 
 
 @dataclass(frozen=True)
